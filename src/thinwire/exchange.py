@@ -1,0 +1,142 @@
+"""The verbs methods are written in. What they send leaves `x`; the mean over the workers goes into `out`.
+
+`out` may be the storage of `x`, so each verb finishes with `x` before it writes `out`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels, memory, wire
+from thinwire.comm import Comm
+
+
+@dataclass
+class Room:
+    """How many bytes the next message of unknown length may take without a second collective.
+
+    The lengths travel inside the messages. When every worker's fits the room agreed after the last exchange,
+    one collective does; when one does not, a second one brings the rest.
+    """
+
+    size: int = memory.per_world(int)
+
+
+def dense(x: Tensor, comm: Comm, out: Tensor) -> None:
+    """Average everything."""
+    comm.ledger.picked += x.numel()
+    if out.data_ptr() != x.data_ptr():
+        out.copy_(rounded(x, comm))
+        x.zero_() if comm.carries is None else x.sub_(out)
+    comm.all_mean(out)
+
+
+def rounded(values: Tensor, comm: Comm) -> Tensor:
+    """`values` as the wire will carry them."""
+    return values if comm.carries is None else values.to(comm.carries).to(values.dtype)
+
+
+def take(x: Tensor, index: Tensor, comm: Comm) -> Tensor:
+    """Remove from `x` the entries at `index`, as the wire will carry them; rounding stays behind."""
+    comm.ledger.picked += index.numel()
+    if comm.carries is None:
+        return kernels.take(x, index)
+    values = rounded(x[index], comm)
+    kernels.scatter_add(x, index, values, -1.0)
+    return values
+
+
+def mean_at(x: Tensor, index: Tensor, comm: Comm, out: Tensor) -> None:
+    """Average the entries at `index`, which every worker holds alike."""
+    values = comm.all_mean(take(x, index, comm))
+    kernels.fill_sparse(out, [(index, values)], 1.0)
+
+
+def gather_pairs(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) -> None:
+    """Average the entries that each worker chose for itself: sum of what was sent over the number of workers."""
+    values = rounded(x[index], comm)
+    message = wire.encode(index, values, x.numel(), comm.carries or x.dtype)
+    messages = gather_bytes(message, comm, room, limit=dense_bytes(x, comm))
+    if messages is None:
+        comm.ledger.fallbacks += 1
+        return dense(x, comm, out)
+    take(x, index, comm)
+    kernels.fill_sparse(out, [wire.decode(m, x.numel()) for m in messages], 1 / comm.world)
+
+
+def gather_union(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) -> list[Tensor] | None:
+    """Average the entries that any worker chose, every worker contributing its own value at each.
+
+    Returns what each worker chose, or None where averaging everything was cheaper and was done instead.
+    """
+    message = wire.encode_index(index, x.numel())
+    messages = gather_bytes(message, comm, room, limit=dense_bytes(x, comm))
+    if messages is not None:
+        chosen = [wire.decode_index(m, x.numel()) for m in messages]
+        union = torch.cat(chosen)
+        if comm.world > 1:
+            union = torch.unique(union)
+        bytes_each = (comm.carries or x.dtype).itemsize
+        worst = max(m.numel() for m in messages) * (comm.world - 1)
+        if worst + 2 * union.numel() * bytes_each < 2 * x.numel() * bytes_each:
+            mean_at(x, union, comm, out)
+            return chosen
+    comm.ledger.fallbacks += 1
+    dense(x, comm, out)
+    return None
+
+
+def dense_bytes(x: Tensor, comm: Comm) -> int:
+    """The message length above which gathering costs every link more than averaging all of `x`."""
+    return 2 * x.numel() * (comm.carries or x.dtype).itemsize // max(1, comm.world)
+
+
+def gather_bytes(message: Tensor, comm: Comm, room: Room, limit: int | None = None) -> list[Tensor] | None:
+    """Every worker's message, of whatever length; None, on all alike, if one is longer than `limit`.
+
+    One collective as long as messages keep to the room that the last exchange left.
+    """
+    length = message.numel()
+    header = torch.tensor([length], dtype=torch.int64).view(torch.uint8).to(message.device)
+    first = message.new_zeros(8 + room.size)
+    first[:8] = header
+    first[8 : 8 + length] = message[: room.size]
+    gathered = comm.all_gather(first)
+    lengths = gathered[:, :8].contiguous().view(torch.int64).flatten().tolist()
+
+    longest, had = max(lengths), room.size
+    # A little more than was needed: a message that grows by a tenth still travels in one piece.
+    room.size = (
+        -(-longest * 11 // 10 // 16) * 16 if limit is None else min(-(-longest * 11 // 10 // 16) * 16, limit)
+    )
+    if limit is not None and longest > limit:
+        room.size = 0  # ask again next time, at the price of eight bytes
+        return None
+    if longest <= had:
+        return [row[8 : 8 + n] for row, n in zip(gathered, lengths, strict=True)]
+    rest = message.new_zeros(longest - had)
+    rest[: max(0, length - had)] = message[had:]
+    rests = comm.all_gather(rest)
+    return [
+        torch.cat([row[8 : 8 + min(n, had)], tail[: max(0, n - had)]])
+        for row, tail, n in zip(gathered, rests, lengths, strict=True)
+    ]
+
+
+def gather_rows(x: Tensor, comm: Comm) -> list[Tensor]:
+    """Each worker's rows, however many."""
+    counts = comm.all_gather(torch.tensor([len(x)], device=x.device)).flatten().tolist()
+    padded = x.new_zeros(max(counts), *x.shape[1:])
+    padded[: len(x)] = x
+    return [rows[:n] for rows, n in zip(comm.all_gather(padded), counts, strict=True)]
+
+
+def mean_of(tensors: list[Tensor], comm: Comm) -> list[Tensor]:
+    """Average several tensors in one message."""
+    if not tensors:
+        return []
+    flat = comm.all_mean(torch.cat([t.flatten() for t in tensors]))
+    return [
+        part.view_as(t) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
+    ]
