@@ -9,7 +9,7 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Network:
-    """`workers` machines, each with one full-duplex link of `rate` bits a second; `rtt` seconds there and back."""
+    """`workers` machines, each on a full-duplex link of `rate` bits a second; `rtt` seconds both ways."""
 
     rate: float
     workers: int
