@@ -1,0 +1,234 @@
+"""The inner loops that must be fast, and the one place where a device is matched with its kernels.
+
+`reference` is the specification, in plain torch; `cpu` (numba) and `gpu` (triton) give the same indices and the same bits.
+The environment variable THINWIRE_KERNELS, one of reference, cpu and gpu, overrides the choice by device; what the chosen
+kernels do not cover (a dtype, a device, a layout, a function) is done by the reference.
+
+Vectors are flat tensors. Indices are sorted positions, int32 where they fit.
+"""
+
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import reference
+from thinwire.kernels.reference import index_dtype as index_dtype
+
+SAMPLES = 2**16  # entries a quantile is estimated from: one in a thousand of them is known to about an eighth
+
+
+@cache
+def _module(name: str) -> Any:
+    if name not in ("reference", "cpu", "gpu"):
+        raise ValueError(f"THINWIRE_KERNELS is {name!r}: it may be reference, cpu or gpu")
+    return importlib.import_module(f"thinwire.kernels.{name}")
+
+
+@cache
+def _by_device(device: str) -> str:
+    if device == "cuda" and importlib.util.find_spec("triton"):
+        return "gpu"
+    return "cpu" if device == "cpu" else "reference"
+
+
+def _kernel(name: str, *vectors: Tensor) -> Any:
+    module = _module(os.environ.get("THINWIRE_KERNELS") or _by_device(vectors[0].device.type))
+    covered = hasattr(module, name) and (module is reference or module.covers(*vectors))
+    return getattr(module if covered else reference, name)
+
+
+def warm(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> float:
+    """Compile, or load from the cache, all that a step may use; returns the seconds it took."""
+    start = time.perf_counter()
+    x, y = (torch.ones(130, dtype=dtype, device=device) for _ in range(2))
+    finite(x)
+    for index in (select(x, 0.5, 1, 3), top_k(x, 3), top_k(x, 130), random_k(100, 3, 0, device)):
+        for kind in (torch.int32, torch.int64):
+            places = index.to(kind)
+            scatter_add(y, places, take(x, places), 0.5)
+            unpack_rice(pack_rice(places, 1), len(places), 1, int(places[0]), 130)
+    select_clear(x, 0.5)
+    accumulate_select_clear(y, x, 0.5)
+    quantile(x, 0.5)
+    return time.perf_counter() - start
+
+
+def finite(x: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, in one pass that only reads."""
+    return _kernel("finite", x)(x)
+
+
+def accumulate(into: Tensor, x: Tensor) -> None:
+    """into += x."""
+    reference.accumulate(into, x)  # torch's own is at the memory's speed
+
+
+def select(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> Tensor:
+    """The positions in [lo, hi) with |x| >= threshold. NaN is never selected, infinity always."""
+    return _kernel("select", x)(x, threshold, *_range(x, lo, hi))
+
+
+def select_clear(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> tuple[Tensor, Tensor]:
+    """`select`, and the values there, which leave zeros behind."""
+    return _kernel("select_clear", x)(x, threshold, *_range(x, lo, hi))
+
+
+def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """into += x, then `select_clear` in `into`, in one pass over both."""
+    _alike(into, x)
+    return _kernel("accumulate_select_clear", into, x)(into, x, threshold)
+
+
+def top_k(x: Tensor, k: int) -> Tensor:
+    """The positions of exactly k largest magnitudes; of equals, those that come first. NaN counts as smallest."""
+    return _kernel("top_k", x)(x, min(max(k, 0), x.numel()))
+
+
+def kth_magnitude(x: Tensor, k: int) -> float:
+    """The k-th largest magnitude, k from 1; NaN counts as smallest."""
+    if not 1 <= k <= x.numel():
+        raise ValueError(f"there is no magnitude number {k} among {x.numel()} entries")
+    return _kernel("kth_magnitude", x)(x, k)
+
+
+def quantile(x: Tensor, density: float, samples: int = SAMPLES) -> float:
+    """An estimate, from a sample spread evenly, of the magnitude that a `density` fraction of x reaches.
+
+    Zero where that fraction of the sample is zero: a threshold of which every entry is above.
+    """
+    return _kernel("quantile", x)(x, density, samples) if x.numel() else 0.0
+
+
+def random_k(n: int, k: int, key: int, device: torch.device | str = "cpu") -> Tensor:
+    """k different positions below n, uniformly, the same wherever the 64-bit key is the same; work in proportion to k."""
+    if not 0 <= k <= n:
+        raise ValueError(f"cannot draw {k} different positions out of {n}")
+    where = torch.device(device)
+    return _kernel("random_k", torch.empty(0, device=where))(n, k, key, where)
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """The values at `index`, which leave zeros behind."""
+    return _kernel("take", x)(x, index)
+
+
+def scatter_add(out: Tensor, index: Tensor, values: Tensor, scale: float = 1.0) -> None:
+    """out[index] += scale * values, for indices that differ."""
+    _alike(index, values)
+    _kernel("scatter_add", out)(out, index, values, scale)
+
+
+def fill_sparse(out: Tensor, parts: Sequence[tuple[Tensor, Tensor]], scale: float = 1.0) -> None:
+    """Write zeros, then add each part's values at its indices, part by part, times scale."""
+    for index, values in parts:
+        _alike(index, values)
+    _kernel("fill_sparse", out)(out, parts, scale)
+
+
+def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: float, zeta: float) -> Tensor:
+    """r += mean, v += square; the positions where r * r > alpha * v. Elsewhere v *= zeta.
+
+    The entries selected keep r and v for the caller to clear.
+    """
+    _alike(r, v, mean, square)
+    return _kernel("variance_step", r, v, mean, square)(r, v, mean, square, alpha, zeta)
+
+
+def pack_words(index: Tensor, values: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """A 32-bit word each for the values rounded to a power of two, and which of them have one.
+
+    A word holds the sign, 3 bits of how far the exponent lies below `top`, and 28 bits of index. Magnitudes above
+    2^top become 2^top; those below 2^(top - 7), and zeros, have no word.
+    """
+    _alike(index, values)
+    return _kernel("pack_words", values)(index, values, top)
+
+
+def unpack_words(words: Tensor, top: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """The index (int32) and the value of each word."""
+    return _kernel("unpack_words", words)(words, top, dtype)
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    """One bit an entry, eight to the byte from the lowest: set where x < 0."""
+    return _kernel("pack_signs", x)(x)
+
+
+def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """-1 where the bit is set, 1 elsewhere."""
+    return _kernel("unpack_signs", packed)(_enough(packed, count, 1), count, dtype)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """The lowest `bits` (0 to 48) of each integer code, one after the other from the lowest bit of each byte."""
+    return _kernel("pack_bits", codes)(codes, bits)
+
+
+def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
+    """The `count` codes: uint8 up to 8 bits, int32 up to 31, else int64."""
+    return _kernel("unpack_bits", packed)(_enough(packed, count, bits), count, bits)
+
+
+def gap_range(index: Tensor) -> tuple[int, int]:
+    """The smallest and the largest number of entries between neighbours; negative if they are not sorted."""
+    return _kernel("gap_range", index)(index)
+
+
+def gap_sum(index: Tensor, shift: int) -> int:
+    """The sum over neighbours of (entries between them) >> shift."""
+    return _kernel("gap_sum", index)(index, shift)
+
+
+def pack_gaps(index: Tensor, bits: int) -> Tensor:
+    """The gaps between neighbours, `bits` each."""
+    return _kernel("pack_gaps", index)(index, bits)
+
+
+def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> Tensor:
+    """At most `count` positions, from `first`, up to the last below numel; this and the next two never read outside."""
+    return _kernel("unpack_gaps", packed)(_enough(packed, count - 1, bits), count, bits, first, numel)
+
+
+def pack_marks(index: Tensor) -> Tensor:
+    """A bit for every position after the first up to the last, set for those in `index`."""
+    return _kernel("pack_marks", index)(index)
+
+
+def unpack_marks(packed: Tensor, first: int, numel: int) -> Tensor:
+    """`first` and the marked positions after it, up to the last below numel."""
+    return _kernel("unpack_marks", packed)(packed, first, numel)
+
+
+def pack_rice(index: Tensor, shift: int) -> Tensor:
+    """Rice's code of the gaps: the low `shift` bits of each side by side, then the high parts in unary."""
+    return _kernel("pack_rice", index)(index, shift)
+
+
+def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> Tensor:
+    """At most `count` positions, from `first`: as many as there are codes for and lie below numel."""
+    return _kernel("unpack_rice", packed)(_enough(packed, count - 1, shift), count, shift, first, numel)
+
+
+def _range(x: Tensor, lo: int, hi: int | None) -> tuple[int, int]:
+    hi = x.numel() if hi is None else hi
+    if not 0 <= lo <= hi <= x.numel():
+        raise IndexError(f"[{lo}, {hi}) is no range within {x.numel()} entries")
+    return lo, hi
+
+
+def _alike(*vectors: Tensor) -> None:
+    if len({x.numel() for x in vectors}) > 1:
+        raise ValueError(f"vectors of different lengths: {[x.numel() for x in vectors]}")
+
+
+def _enough(packed: Tensor, count: int, bits: int) -> Tensor:
+    if packed.numel() * 8 < count * bits:
+        raise ValueError(f"{packed.numel()} bytes do not hold {count} codes of {bits} bits")
+    return packed

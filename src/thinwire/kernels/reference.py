@@ -1,0 +1,242 @@
+"""Every kernel in plain torch: slow, for any device and dtype, and the specification of the fast ones.
+
+A fast kernel has the same name and signature and gives the same indices and the same bits. Vectors are flat. Thresholds
+and factors are rounded to the dtype of the vector they meet before anything is compared or multiplied.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of splitmix64
+ROUNDS = 8  # of the permutation behind random_k
+WORD_INDEX_BITS = 28  # of the 32 bits of a sign/exponent word; above them 3 of exponent and the sign
+WORD_STEPS = 7  # how many powers of two below the group's largest a word can express
+
+
+def index_dtype(numel: int) -> torch.dtype:
+    return torch.int32 if numel < 2**31 else torch.int64
+
+
+def rounded(value: float, x: Tensor) -> Tensor:
+    """A number as the dtype of x sees it."""
+    return torch.tensor(value, dtype=torch.float64).to(x.dtype)
+
+
+def finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())
+
+
+def accumulate(into: Tensor, x: Tensor) -> None:
+    into.add_(x)
+
+
+def select(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> Tensor:
+    chosen = x[lo:hi].abs() >= rounded(threshold, x)
+    return (chosen.nonzero().flatten() + lo).to(index_dtype(x.numel()))
+
+
+def select_clear(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> tuple[Tensor, Tensor]:
+    index = select(x, threshold, lo, hi)
+    return index, take(x, index)
+
+
+def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    into.add_(x)
+    return select_clear(into, threshold)
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """|x|, with NaN below everything so that it is chosen last."""
+    size = x.abs()
+    return torch.where(size.isnan(), -1, size)
+
+
+def top_k(x: Tensor, k: int) -> Tensor:
+    order = magnitude(x).sort(descending=True, stable=True).indices[:k]
+    return order.sort().values.to(index_dtype(x.numel()))
+
+
+def kth_magnitude(x: Tensor, k: int) -> float:
+    kth = magnitude(x).sort(descending=True).values[k - 1].item()
+    return float("nan") if kth < 0 else kth
+
+
+def sample(x: Tensor, samples: int) -> Tensor:
+    """One entry out of each of `samples` equal stretches, at a place that jumps about so as not to follow the rows."""
+    n = x.numel()
+    m = min(samples, n)
+    i = torch.arange(m, device=x.device)
+    return x[i * n // m + (i * 2654435761 >> 8) % max(n // m, 1)]
+
+
+def quantile(x: Tensor, density: float, samples: int) -> float:
+    seen = sample(x, samples)
+    k = min(max(round(density * seen.numel()), 1), seen.numel())
+    return kth_magnitude(seen, k) if k else 0.0
+
+
+def shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def signed(word: int) -> int:
+    """The 64-bit pattern of `word` as int64 holds it."""
+    word &= 2**64 - 1
+    return word - 2**64 if word >> 63 else word
+
+
+def scramble(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014), on int64 patterns."""
+    x = (x ^ shifted(x, 30)) * signed(0xBF58476D1CE4E5B9)
+    x = (x ^ shifted(x, 27)) * signed(0x94D049BB133111EB)
+    return x ^ shifted(x, 31)
+
+
+def permute(x: Tensor, bits: int, key: int) -> Tensor:
+    """A keyed permutation of [0, 2^bits): a Feistel network whose halves differ by at most one bit."""
+    left_bits, right_bits = bits // 2, bits - bits // 2
+    left, right = x >> right_bits, x & ((1 << right_bits) - 1)
+    for turn in range(ROUNDS):
+        noise = scramble(right + signed(key + GOLDEN * (turn + 1)))
+        left, right = right, left ^ shifted(noise, 64 - left_bits)
+        left_bits, right_bits = right_bits, left_bits
+    return (left << right_bits) | right
+
+
+def permutation_bits(n: int) -> int:
+    """Wide enough for n, and for the network to mix: narrow halves have too few functions to draw from."""
+    return max((n - 1).bit_length(), 8)
+
+
+def random_k(n: int, k: int, key: int, device: torch.device) -> Tensor:
+    bits = permutation_bits(n)
+    index = permute(torch.arange(k, device=device), bits, key)
+    while bool((outside := index >= n).any()):  # walk the cycle until it comes back below n
+        index[outside] = permute(index[outside], bits, key)
+    return index.sort().values.to(index_dtype(n))
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    values = x[index]
+    x[index] = 0
+    return values
+
+
+def scatter_add(out: Tensor, index: Tensor, values: Tensor, scale: float = 1.0) -> None:
+    out.index_add_(0, index, values.to(out.dtype) * rounded(scale, out))
+
+
+def fill_sparse(out: Tensor, parts: Sequence[tuple[Tensor, Tensor]], scale: float = 1.0) -> None:
+    out.zero_()
+    for index, values in parts:
+        scatter_add(out, index, values, scale)
+
+
+def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: float, zeta: float) -> Tensor:
+    r.add_(mean)
+    v.add_(square)
+    sure = r * r > rounded(alpha, v) * v
+    torch.where(sure, v, v * rounded(zeta, v), out=v)
+    return sure.nonzero().flatten().to(index_dtype(r.numel()))
+
+
+def pack_words(index: Tensor, values: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    mantissa, exponent = torch.frexp(values.abs())
+    nearest = exponent - (mantissa < 0.75).to(exponent.dtype)
+    steps = top - nearest.clamp(max=top)
+    kept = (steps <= WORD_STEPS) & (mantissa > 0)
+    word = (values < 0).long() << 31 | steps.long() << WORD_INDEX_BITS | index.long()
+    return word[kept].to(torch.int32), kept
+
+
+def unpack_words(words: Tensor, top: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    index = words & ((1 << WORD_INDEX_BITS) - 1)
+    steps = (words >> WORD_INDEX_BITS) & WORD_STEPS
+    sign = torch.where(words < 0, -1, 1).to(dtype)
+    return index, torch.ldexp(sign, top - steps)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    places = torch.arange(bits, device=codes.device)
+    flat = (codes.long().unsqueeze(1) >> places & 1).flatten()
+    flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
+    return (flat << torch.arange(8, device=codes.device)).sum(1).to(torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
+    flat = packed.long().unsqueeze(1) >> torch.arange(8, device=packed.device) & 1
+    places = torch.arange(bits, device=packed.device)
+    codes = (flat.flatten()[: count * bits].view(count, bits) << places).sum(1)
+    return codes.to(code_dtype(bits))
+
+
+def code_dtype(bits: int) -> torch.dtype:
+    return torch.uint8 if bits <= 8 else torch.int32 if bits < 32 else torch.int64
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    return pack_bits(x < 0, 1)
+
+
+def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    return 1 - 2 * unpack_bits(packed, count, 1).to(dtype)
+
+
+def gaps(index: Tensor) -> Tensor:
+    """How many entries lie between neighbours."""
+    index = index.long()
+    return index[1:] - index[:-1] - 1
+
+
+def gap_range(index: Tensor) -> tuple[int, int]:
+    between = gaps(index)
+    return (int(between.min()), int(between.max())) if between.numel() else (0, 0)
+
+
+def gap_sum(index: Tensor, shift: int) -> int:
+    return int((gaps(index) >> shift).sum())
+
+
+def pack_gaps(index: Tensor, bits: int) -> Tensor:
+    return pack_bits(gaps(index), bits)
+
+
+def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> Tensor:
+    return follow(first, unpack_bits(packed, count - 1, bits).long(), numel)
+
+
+def follow(first: int, between: Tensor, numel: int) -> Tensor:
+    """The positions that these gaps lead to, up to the last one below numel."""
+    steps = torch.cat([between.new_tensor([first]), between + 1])
+    within = steps.to(torch.float64).cumsum(0) < numel  # no overflow, and exact below 2^53
+    return steps[within].cumsum(0).to(index_dtype(numel))
+
+
+def pack_marks(index: Tensor) -> Tensor:
+    """A bit for each position from the first to the last, the first one's own left out."""
+    index = index.long() - index[0] - 1
+    marks = index.new_zeros(int(index[-1]) + 1)
+    marks[index[1:]] = 1
+    return pack_bits(marks, 1)
+
+
+def unpack_marks(packed: Tensor, first: int, numel: int) -> Tensor:
+    places = unpack_bits(packed, packed.numel() * 8, 1).nonzero().flatten()
+    index = torch.cat([places.new_tensor([first]), places + first + 1])
+    return index[index < numel].to(index_dtype(numel))
+
+
+def pack_rice(index: Tensor, shift: int) -> Tensor:
+    between = gaps(index)
+    ends = torch.cat([between.new_tensor([-1]), ((between >> shift) + 1).cumsum(0) - 1])
+    return torch.cat([pack_bits(between & ((1 << shift) - 1), shift), pack_marks(ends)])
+
+
+def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> Tensor:
+    split = ((count - 1) * shift + 7) // 8
+    low = unpack_bits(packed[:split], count - 1, shift).long()
+    high = gaps(unpack_marks(packed[split:], 0, packed.numel() * 8 + 1))[: count - 1]
+    return follow(first, high << shift | low[: high.numel()], numel)

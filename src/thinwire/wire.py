@@ -1,0 +1,172 @@
+"""How indices and values are laid out in bytes.
+
+A message about k of n entries is a header of 14 bytes, the indices, the values:
+
+    codec and value dtype (4 bits each), parameter (8), k (48), first index (48)
+
+The indices after the first are one of, whichever is shortest:
+- `MARKS`: a bit for every position up to the last;
+- `WIDTH`: the gaps between neighbours, each with as many bits as the largest needs (none at all for a run);
+- `RICE`: the gaps in Rice's code (Rice and Plaunt 1971), which for indices that lie anywhere with equal chance comes
+  within a few hundredths of a bit of what information theory asks for.
+
+Decoding refuses a message that is not whole or not true to its header, and whatever it accepts is sorted, without
+duplicates and below n. It cannot know bits that were flipped into another valid message: links check for that.
+
+Variance's messages (one 32-bit word an entry) are `encode_words` and `decode_words`.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+
+HEADER = 14
+MARKS, WIDTH, RICE = range(3)
+DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int8)
+LARGEST = 2**47  # entries of a vector, so that sums of indices stay within int64
+GROUP = 2**28  # entries that the index of a word can tell apart
+
+
+class WireError(ValueError):
+    """A message that cannot have been encoded here, or not for a vector of this size."""
+
+
+def encode(index: Tensor, values: Tensor, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Sorted indices below `numel`, and a value for each stored as `dtype`: round before, where the error must be kept."""
+    if dtype not in DTYPES:
+        raise ValueError(f"values cannot be stored as {dtype}")
+    if values.numel() != index.numel():
+        raise ValueError(f"{values.numel()} values for {index.numel()} indices")
+    return _message(index, numel, DTYPES.index(dtype), values.to(dtype).contiguous().view(torch.uint8))
+
+
+def encode_index(index: Tensor, numel: int) -> Tensor:
+    return _message(index, numel, 0, index.new_empty(0, dtype=torch.uint8))
+
+
+def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    """The indices and, in the dtype they were stored as, the values."""
+    index, kind, stored = _read(message, numel)
+    if kind is None:
+        raise WireError("the message holds indices without values")
+    return index, stored.clone().view(kind)  # a copy, because the bytes may begin at any address
+
+
+def decode_index(message: Tensor, numel: int) -> Tensor:
+    index, kind, _ = _read(message, numel)
+    if kind is not None:
+        raise WireError("the message holds values besides the indices")
+    return index
+
+
+def _message(index: Tensor, numel: int, kind: int, values: Tensor) -> Tensor:
+    count, first, codec, parameter, gaps = index.numel(), 0, WIDTH, 0, values.new_empty(0)
+    if count:
+        first = _checked_first(index, numel)
+        codec, parameter = _shortest(index)
+        gaps = _pack(index, codec, parameter)
+    header = struct.pack("<BBIHIH", codec | kind << 4, parameter, *_split(count), *_split(first))
+    message = values.new_empty(HEADER + gaps.numel() + values.numel())
+    message[:HEADER] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    message[HEADER : HEADER + gaps.numel()] = gaps
+    message[HEADER + gaps.numel() :] = values
+    return message
+
+
+def _split(number: int) -> tuple[int, int]:
+    return number & 0xFFFFFFFF, number >> 32
+
+
+def _checked_first(index: Tensor, numel: int) -> int:
+    first, last = int(index[0]), int(index[-1])
+    if not (0 <= first and last < numel <= LARGEST and kernels.gap_range(index)[0] >= 0):
+        raise ValueError(f"indices must be sorted, different and in [0, {numel})")
+    return first
+
+
+def _bits(index: Tensor, codec: int, parameter: int) -> int:
+    """How long the indices after the first are: the one place that knows."""
+    count = index.numel() - 1
+    if codec == MARKS:
+        return int(index[-1]) - int(index[0])
+    if codec == WIDTH:
+        return count * parameter
+    return _bytes(count * parameter) * 8 + count + kernels.gap_sum(index, parameter)
+
+
+def _bytes(bits: int) -> int:
+    return (bits + 7) // 8
+
+
+def _shortest(index: Tensor) -> tuple[int, int]:
+    """The codec and its parameter: the number of bits of a gap, or of its low part."""
+    if index.numel() == 1:
+        return WIDTH, 0
+    width = kernels.gap_range(index)[1].bit_length()
+    choices = (WIDTH, width), (RICE, _best_shift(index)), (MARKS, 0)
+    return min(choices, key=lambda choice: _bits(index, *choice))
+
+
+def _best_shift(index: Tensor) -> int:
+    """Each further bit of shift costs a bit a gap and saves less than the one before: walk down to the minimum."""
+    mean = (int(index[-1]) - int(index[0])) / (index.numel() - 1)
+    shift = max(int(0.69 * mean), 1).bit_length() - 1  # the optimum if gaps are geometric, or its neighbour
+    best = _bits(index, RICE, shift)
+    for step in (1, -1):
+        while shift + step >= 0 and (cost := _bits(index, RICE, shift + step)) < best:
+            shift, best = shift + step, cost
+    return shift
+
+
+def _pack(index: Tensor, codec: int, parameter: int) -> Tensor:
+    if codec == MARKS:
+        return kernels.pack_marks(index)
+    if codec == WIDTH:
+        return kernels.pack_gaps(index, parameter)
+    return kernels.pack_rice(index, parameter)
+
+
+def _read(message: Tensor, numel: int) -> tuple[Tensor, torch.dtype | None, Tensor]:
+    if message.dtype != torch.uint8 or message.dim() != 1:
+        raise WireError("a message is a flat tensor of bytes")
+    if message.numel() < HEADER:
+        raise WireError(f"{message.numel()} bytes are no message: the header alone has {HEADER}")
+    kinds, parameter, *halves = struct.unpack("<BBIHIH", bytes(message[:HEADER].tolist()))
+    count, first = halves[0] | halves[1] << 32, halves[2] | halves[3] << 32
+    codec, kind = kinds & 15, kinds >> 4
+    if codec > RICE or kind >= len(DTYPES) or parameter > 48:
+        raise WireError(f"unknown codec {codec}, parameter {parameter} or value dtype {kind}")
+    if count > numel or (count and first >= numel):
+        raise WireError(f"{count} indices from {first} on do not fit into {numel} entries")
+    dtype = DTYPES[kind]
+    end = message.numel() - (count * dtype.itemsize if dtype else 0)
+    packed = message[HEADER:end] if end >= HEADER else None
+    index = None if packed is None else _unpack(packed, codec, parameter, count, first, numel)
+    if index is None:
+        raise WireError(f"the message does not hold {count} indices below {numel} and their values")
+    return index, dtype, message[end:]
+
+
+def _unpack(
+    packed: Tensor, codec: int, parameter: int, count: int, first: int, numel: int
+) -> Tensor | None:
+    """The indices, or None if these bytes are not those of `count` of them."""
+    if not count:
+        plain = (packed.numel(), codec, parameter, first) == (0, WIDTH, 0, 0)
+        return packed.new_empty(0, dtype=kernels.index_dtype(numel)) if plain else None
+    length, low = packed.numel(), _bytes((count - 1) * parameter)
+    if codec == MARKS and length <= _bytes(numel):
+        index = kernels.unpack_marks(packed, first, numel)
+    elif codec == WIDTH and length == low:
+        index = kernels.unpack_gaps(packed, count, parameter, first, numel)
+    elif codec == RICE and low <= length <= low + _bytes(count + numel):
+        index = kernels.unpack_rice(packed, count, parameter, first, numel)
+    else:
+        return None
+    if index.numel() != count:
+        return None
+    return index if length == _bytes(_bits(index, codec, parameter)) else None
