@@ -77,7 +77,7 @@ class Arrays:
 
     @staticmethod
     def split(x: Tensor, y: Tensor, tested_from: int | None = None, **how: Callable[..., Tensor]) -> "Arrays":
-        """A tenth is held out for validation; rows from `tested_from` on are for testing, or another tenth."""
+        """A tenth is held out for validation; rows from `tested_from` on are the test, or another tenth."""
         total = len(y) if tested_from is None else tested_from
         order, tenth = _order(total, 0, 0), total // 10
         if tested_from is None:
