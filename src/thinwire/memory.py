@@ -1,18 +1,19 @@
 """What the fields of a method's state mean to a checkpoint, another loss scale, another number of workers.
 
-A state is a plain dataclass. Each field is one of three kinds, so that saving, moving and resizing are
+A state is a plain dataclass. Each field is one of four kinds, so that saving, moving and resizing are
 written once, here, and never in a method:
 
 - `entries()`: a tensor with one value per gradient entry, this worker's own. Saved by parameter name.
 - `shared()`, and any unmarked field: alike on every worker. Saved as it is.
 - `per_world()`: alike on every worker, but meaningless when their number changes: made anew then.
+- `derived()`: follows from the layout, so `init` makes it and nothing saves it.
 
 A field that holds another dataclass is a nested state.
 """
 
 import copy
 from collections.abc import Callable
-from dataclasses import field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,11 @@ def per_world(factory: Callable[[], Any]) -> Any:
     return field(default_factory=factory, metadata={"kind": "per_world"})
 
 
+def derived() -> Any:
+    """What `init` works out from the layout, once."""
+    return field(metadata={"kind": "derived"})
+
+
 def nested(state: Any) -> list[tuple[str, Any]]:
     """The states inside a state, by field name."""
     return [(f.name, getattr(state, f.name)) for f in fields(state) if is_dataclass(getattr(state, f.name))]
@@ -48,7 +54,7 @@ def save(state: Any, layout: Layout) -> dict[str, Any] | None:
     if state is None:
         return None
     saved: dict[str, Any] = {}
-    for f in fields(state):
+    for f in _kept(state):
         value = getattr(state, f.name)
         if is_dataclass(value):
             saved[f.name] = save(value, layout)
@@ -66,7 +72,7 @@ def load(state: Any, saved: dict[str, Any] | None, layout: Layout, *, same_world
     """Fill `state`, fresh from `init`, with what `save` wrote."""
     if state is None or saved is None:
         return
-    for f in fields(state):
+    for f in _kept(state):
         if f.name not in saved:
             raise ValueError(
                 f"the checkpoint has no '{f.name}' for {type(state).__name__}: was it made by another method?"
@@ -89,7 +95,7 @@ def merge(saved: list[dict[str, Any] | None], state: Any) -> dict[str, Any] | No
     if state is None or first is None:
         return None
     merged: dict[str, Any] = {}
-    for f in fields(state):
+    for f in _kept(state):
         value, parts = getattr(state, f.name), [s[f.name] for s in saved if s is not None]
         if is_dataclass(value):
             merged[f.name] = merge(parts, value)
@@ -146,6 +152,10 @@ def restore(state: Any, snapshot: Any) -> None:
             value.copy_(kept)
         else:
             setattr(state, f.name, kept)
+
+
+def _kept(state: Any) -> list[Field[Any]]:
+    return [f for f in fields(state) if f.metadata.get("kind") != "derived"]
 
 
 def _flat(by_name: dict[str, Tensor], layout: Layout, what: str) -> Tensor:
