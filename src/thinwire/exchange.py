@@ -107,9 +107,7 @@ def gather_bytes(message: Tensor, comm: Comm, room: Room, limit: int | None = No
 
     longest, had = max(lengths), room.size
     # A little more than was needed: a message that grows by a tenth still travels in one piece.
-    room.size = (
-        -(-longest * 11 // 10 // 16) * 16 if limit is None else min(-(-longest * 11 // 10 // 16) * 16, limit)
-    )
+    room.size = longest + longest // 10 + 16
     if limit is not None and longest > limit:
         room.size = 0  # ask again next time, at the price of eight bytes
         return None
@@ -137,6 +135,4 @@ def mean_of(tensors: list[Tensor], comm: Comm) -> list[Tensor]:
     if not tensors:
         return []
     flat = comm.all_mean(torch.cat([t.flatten() for t in tensors]))
-    return [
-        part.view_as(t) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
-    ]
+    return [part.view_as(t) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]

@@ -30,9 +30,7 @@ class ErrorFeedback(Reducer[Tensor, FeedbackState]):
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
-            raise ValueError(
-                f"decay must lie above 0 and at most at 1, not {self.decay}: 1 keeps all of the residual"
-            )
+            raise ValueError(f"decay must lie above 0 and at most at 1, not {self.decay}: 1 keeps all of the residual")
         if self.inner.wants is not Tensor:
             raise TypeError(f"{type(self.inner).__name__} keeps its own memory: use it without ErrorFeedback")
 

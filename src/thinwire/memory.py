@@ -60,9 +60,7 @@ def save(state: Any, layout: Layout) -> dict[str, Any] | None:
             saved[f.name] = save(value, layout)
         elif f.metadata.get("kind") == "entries" and value is not None:
             views = layout.views(value)
-            saved[f.name] = {
-                name: view.detach().clone() for name, view in zip(layout.names, views, strict=True)
-            }
+            saved[f.name] = {name: view.detach().clone() for name, view in zip(layout.names, views, strict=True)}
         else:
             saved[f.name] = copy.deepcopy(value)
     return saved
@@ -161,15 +159,11 @@ def _kept(state: Any) -> list[Field[Any]]:
 def _flat(by_name: dict[str, Tensor], layout: Layout, what: str) -> Tensor:
     missing = [name for name in layout.names if name not in by_name]
     if missing:
-        raise ValueError(
-            f"the checkpoint's {what} has nothing for {missing[0]} ({len(missing)} parameters missing)"
-        )
+        raise ValueError(f"the checkpoint's {what} has nothing for {missing[0]} ({len(missing)} parameters missing)")
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if by_name[name].shape != shape:
             found = tuple(by_name[name].shape)
-            raise ValueError(
-                f"the checkpoint's {what} for {name} has shape {found}, the model's is {tuple(shape)}"
-            )
+            raise ValueError(f"the checkpoint's {what} for {name} has shape {found}, the model's is {tuple(shape)}")
     flat = torch.cat([by_name[name].flatten() for name in layout.names])
     return flat.to(layout.device, layout.working)
 

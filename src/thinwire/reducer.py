@@ -119,9 +119,7 @@ def inner_reducers(reducer: Reducer[Any, Any]) -> list[Reducer[Any, Any]]:
 
 def check_density(density: float) -> None:
     if not 0 < density <= 1:
-        raise ValueError(
-            f"density must lie above 0 and at most at 1, not {density}: 0.01 sends one entry in a hundred"
-        )
+        raise ValueError(f"density must lie above 0 and at most at 1, not {density}: 0.01 sends one entry in a hundred")
 
 
 def count(density: float, numel: int) -> int:

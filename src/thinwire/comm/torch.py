@@ -28,9 +28,7 @@ class TorchComm:
     def all_mean(self, x: Tensor) -> Tensor:
         self.ledger.enter("all_mean", x)
         with self._timed():
-            x.mul_(
-                1 / self.world
-            )  # before the sum, as DDP does: the same bits, and no overflow in half precision
+            x.mul_(1 / self.world)  # before the sum, as DDP does: the same bits, and no overflow in half precision
             dist.all_reduce(x, group=self.group)
         return x
 
