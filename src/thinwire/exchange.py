@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinwire import kernels, memory, wire
 from thinwire.comm import Comm
+from thinwire.comm.cast import saturated
 
 
 @dataclass
@@ -32,9 +33,15 @@ def dense(x: Tensor, comm: Comm, out: Tensor) -> None:
     comm.all_mean(out)
 
 
+def fall_back(x: Tensor, comm: Comm, out: Tensor) -> None:
+    """Average everything because that costs less than what the method would have sent."""
+    comm.ledger.fallbacks += 1
+    dense(x, comm, out)
+
+
 def rounded(values: Tensor, comm: Comm) -> Tensor:
-    """`values` as the wire will carry them."""
-    return values if comm.carries is None else values.to(comm.carries).to(values.dtype)
+    """`values` as the wire will carry them; what is too large for it is cut off, and so stays behind."""
+    return values if comm.carries is None else saturated(values, comm.carries).to(values.dtype)
 
 
 def take(x: Tensor, index: Tensor, comm: Comm) -> Tensor:
@@ -59,8 +66,7 @@ def gather_pairs(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) 
     message = wire.encode(index, values, x.numel(), comm.carries or x.dtype)
     messages = gather_bytes(message, comm, room, limit=dense_bytes(x, comm))
     if messages is None:
-        comm.ledger.fallbacks += 1
-        return dense(x, comm, out)
+        return fall_back(x, comm, out)
     take(x, index, comm)
     kernels.fill_sparse(out, [wire.decode(m, x.numel()) for m in messages], 1 / comm.world)
 
@@ -82,8 +88,7 @@ def gather_union(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) 
         if worst + 2 * union.numel() * bytes_each < 2 * x.numel() * bytes_each:
             mean_at(x, union, comm, out)
             return chosen
-    comm.ledger.fallbacks += 1
-    dense(x, comm, out)
+    fall_back(x, comm, out)
     return None
 
 
@@ -103,7 +108,7 @@ def gather_bytes(message: Tensor, comm: Comm, room: Room, limit: int | None = No
     first[:8] = header
     first[8 : 8 + length] = message[: room.size]
     gathered = comm.all_gather(first)
-    lengths = gathered[:, :8].contiguous().view(torch.int64).flatten().tolist()
+    lengths = gathered[:, :8].flatten().view(torch.int64).tolist()
 
     longest, had = max(lengths), room.size
     # A little more than was needed: a message that grows by a tenth still travels in one piece.

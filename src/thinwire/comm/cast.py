@@ -6,6 +6,14 @@ from torch import Tensor
 from thinwire.comm.base import Comm, Ledger
 
 
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in fewer bits; what is finite but too large for them becomes the largest number there is."""
+    largest = torch.finfo(dtype).max
+    if largest > 1e38:  # the range of float32: nothing can be too large
+        return x.to(dtype)
+    return torch.where(x.isinf(), x, x.clamp(-largest, largest)).to(dtype)
+
+
 class CastComm:
     """Sends floating-point tensors as `carries`, and hands them back in the dtype they came in."""
 
@@ -18,10 +26,10 @@ class CastComm:
         return self.comm.ledger
 
     def _cast(self, x: Tensor) -> Tensor:
-        return x.to(self.carries) if x.is_floating_point() else x
+        return saturated(x, self.carries) if x.is_floating_point() else x
 
     def all_mean(self, x: Tensor) -> Tensor:
-        return x.copy_(self.comm.all_mean(x.to(self.carries, copy=True)))
+        return x.copy_(self.comm.all_mean(saturated(x, self.carries)))
 
     def all_gather(self, x: Tensor) -> Tensor:
         return self.comm.all_gather(self._cast(x)).to(x.dtype)
