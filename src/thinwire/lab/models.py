@@ -82,9 +82,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
-        query, key, value = (
-            self.mix(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        )
+        query, key, value = self.mix(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(seen.transpose(1, 2).reshape(batch, time, width))
 

@@ -31,6 +31,7 @@ from thinwire.plan import Network
 BURST = "128kb"
 PORT = 29500  # free in every new namespace
 INTERFACE = "eth0"
+INSIDE = "THINWIRE_LINK"  # tells a worker that it lives behind an emulated link
 _NAME = re.compile(r"^thinwire-(\d+)-(\d+)-(switch|probe|w\d+)$")
 
 
@@ -59,9 +60,7 @@ class Emulated:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.remove()
         atexit.unregister(self.remove)
         for number, handler in self.handlers.items():
@@ -113,14 +112,12 @@ class Emulated:
         return ["ip", "netns", "exec", self.hosts[worker], *command]
 
     def environment(self) -> dict[str, str]:
-        return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
+        return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE, INSIDE: INTERFACE}
 
     def sent(self) -> list[int]:
         """What every worker's link has sent so far, by the interfaces' own counters."""
         show = ["-s", "-j", "link", "show", INTERFACE]
-        told = [
-            subprocess.run(["ip", "-n", host, *show], capture_output=True, text=True) for host in self.hosts
-        ]
+        told = [subprocess.run(["ip", "-n", host, *show], capture_output=True, text=True) for host in self.hosts]
         return [int(json.loads(one.stdout)[0]["stats64"]["tx"]["bytes"]) for one in told]
 
     def remove(self) -> None:
@@ -129,12 +126,11 @@ class Emulated:
 
 
 def sent_bytes() -> int | None:
-    """What this process's own link has sent so far, by the interface's counter; None where there is none."""
-    try:
-        with open(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes") as counter:
-            return int(counter.read())
-    except OSError:
+    """What this process's own link has sent so far, by the interface's counter; None if nothing is emulated."""
+    if INSIDE not in os.environ:
         return None
+    with open(f"/sys/class/net/{os.environ[INSIDE]}/statistics/tx_bytes") as counter:
+        return int(counter.read())
 
 
 def missing_rights() -> str | None:
@@ -191,9 +187,7 @@ def _remove(name: str) -> None:
         return  # never made, or gone already
     for pid in inside.stdout.split():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(
-                int(pid), signal.SIGKILL
-            )  # a process keeps its namespace alive, and nobody waits for it now
+            os.kill(int(pid), signal.SIGKILL)  # a process keeps its namespace alive, and nobody waits for it now
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 

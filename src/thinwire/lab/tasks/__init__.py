@@ -22,9 +22,7 @@ class Entry:
 
 TASKS = {
     "digits": Entry(digits.make_task, digits.MODELS, "1 797 handwritten digits, 8 x 8; nothing to fetch"),
-    "stdlib": Entry(
-        stdlib.make_task, stdlib.SIZES, "a byte-level GPT on Python's own library; nothing to fetch"
-    ),
+    "stdlib": Entry(stdlib.make_task, stdlib.SIZES, "a byte-level GPT on Python's own library; nothing to fetch"),
     "cifar10": Entry(images.cifar10, images.CIFAR_MODELS, "60 000 colour pictures, 32 x 32"),
     "fashion": Entry(images.fashion, images.GREY_MODELS, "70 000 pictures of clothes, 28 x 28"),
     "mnist": Entry(images.mnist, images.GREY_MODELS, "70 000 handwritten digits, 28 x 28"),
@@ -37,9 +35,7 @@ def load_task(name: str, model: str | None, data: Path) -> Task:
     if ":" in name:
         made = load_object(name, "task")()
         if not isinstance(made, Task):
-            raise LabError(
-                f"{name} returned a {type(made).__name__}: it must return a thinwire.lab.tasks.Task"
-            )
+            raise LabError(f"{name} returned a {type(made).__name__}: it must return a thinwire.lab.tasks.Task")
         return made
     entry = TASKS.get(name)
     if entry is None:
@@ -61,9 +57,7 @@ def load_object(spelled: str, what: str) -> Callable[[], Any]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise LabError(
-            f"no {what} {spelled!r}: {error}; write my_module:make_{what}, run from its folder"
-        ) from error
+        raise LabError(f"no {what} {spelled!r}: {error}; write my_module:make_{what}, run from its folder") from error
     if not callable(found):
         raise LabError(f"{spelled} is no function: write my_module:make_{what}")
     return found  # type: ignore[no-any-return]

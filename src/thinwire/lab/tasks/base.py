@@ -62,9 +62,7 @@ class Arrays:
         rows = self.rows["train"]
         in_epoch = len(rows) // (world * size)
         if in_epoch == 0:
-            raise LabError(
-                f"{world} workers x {size} samples are more than {len(rows)}: take a smaller --batch"
-            )
+            raise LabError(f"{world} workers x {size} samples are more than {len(rows)}: take a smaller --batch")
         epoch, at = divmod(step, in_epoch)
         start = (at * world + rank) * size
         chosen = rows[_order(len(rows), seed, epoch)[start : start + size]]

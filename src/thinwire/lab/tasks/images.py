@@ -34,9 +34,7 @@ def crop_and_flip(x: Tensor, draw: torch.Generator) -> Tensor:
 
 def cifar10(model: str, data: Path) -> Task:
     arrays = Arrays.split(*read_cifar10(data), prepare=standard_cifar, augment=crop_and_flip)
-    return Task(
-        f"cifar10/{model}", CIFAR_MODELS[model], arrays, optimizer="sgd", lr=0.1, batch=64, steps=1500
-    )
+    return Task(f"cifar10/{model}", CIFAR_MODELS[model], arrays, optimizer="sgd", lr=0.1, batch=64, steps=1500)
 
 
 def _grey(name: str, model: str, data: Path) -> Task:
