@@ -1,0 +1,154 @@
+"""What a layer's inputs and deltas say about its samples: how the gradient splits into parts, one a sample.
+
+`Parts` of a parameter never lie there all at once unless they are small: they are formed for some samples at a time.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
+
+
+class Parts(Protocol):
+    """One use of one parameter: how the samples' parts of its gradient are formed."""
+
+    @property
+    def samples(self) -> int: ...
+
+    def form(self, some: slice) -> Tensor:
+        """The parts of some samples: [len(some), *parameter.shape]."""
+
+    def total(self) -> Tensor:
+        """The sum of all parts, the plain way."""
+
+    def squares(self) -> Tensor | None:
+        """The sum of their squares, where that takes no forming of parts."""
+
+
+def wide(x: Tensor) -> Tensor:
+    """Squares of half-precision numbers leave their range: float32 at least."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+@dataclass
+class Products:
+    """Outer products of deltas and inputs, summed over the sequence: the weight of a linear layer."""
+
+    inputs: Tensor  # [samples, sequence, in]
+    deltas: Tensor  # [samples, sequence, out]
+
+    @property
+    def samples(self) -> int:
+        return len(self.inputs)
+
+    def form(self, some: slice) -> Tensor:
+        return torch.bmm(self.deltas[some].mT, self.inputs[some])
+
+    def total(self) -> Tensor:
+        return self.deltas.flatten(0, 1).T @ self.inputs.flatten(0, 1)
+
+    def squares(self) -> Tensor | None:
+        if self.inputs.shape[1] != 1:
+            return None
+        # (y x)^2 = y^2 x^2: without a sequence to sum over first, one more matrix product does.
+        return wide(self.deltas[:, 0]).square().T @ wide(self.inputs[:, 0]).square()
+
+
+@dataclass
+class Patches:
+    """The weight of a convolution."""
+
+    inputs: Tensor  # [samples, channels, *space]
+    deltas: Tensor
+    weight: Tensor
+    geometry: Geometry
+
+    @property
+    def samples(self) -> int:
+        return len(self.inputs)
+
+    def form(self, some: slice) -> Tensor:
+        # Samples side by side as groups of one big convolution: its weight gradient is theirs, apart.
+        inputs, deltas = self.inputs[some], self.deltas[some]
+        n, stride, padding, dilation, groups = len(inputs), *self.geometry
+        weight = self.weight.expand(n, *self.weight.shape).flatten(0, 1)
+        geometry = stride, padding, dilation, n * groups
+        deltas = deltas.reshape(1, -1, *deltas.shape[2:])
+        inputs = inputs.reshape(1, -1, *inputs.shape[2:])
+        parts = convolution_backward(deltas, inputs, weight, geometry, (False, True))[1]
+        return parts.view(n, *self.weight.shape)
+
+    def total(self) -> Tensor:
+        wanted = (False, True)
+        return convolution_backward(self.deltas, self.inputs, self.weight, self.geometry, wanted)[1]
+
+    def squares(self) -> Tensor | None:
+        return None
+
+
+@dataclass
+class Rows:
+    """Parts that are small enough to lie there formed: biases, and the scales of normalisations."""
+
+    rows: Tensor  # [samples, *parameter.shape]
+
+    @property
+    def samples(self) -> int:
+        return len(self.rows)
+
+    def form(self, some: slice) -> Tensor:
+        return self.rows[some]
+
+    def total(self) -> Tensor:
+        return self.rows.sum(0)
+
+    def squares(self) -> Tensor | None:
+        return wide(self.rows).square().sum(0)
+
+
+@dataclass
+class Tokens:
+    """The rows of an embedding that a sample looked up, each as often as it did."""
+
+    ids: Tensor  # [samples, sequence]
+    deltas: Tensor  # [samples, sequence, width]
+    height: int
+    padding: int  # the row that learns nothing; -1 for none
+
+    @property
+    def samples(self) -> int:
+        return len(self.ids)
+
+    def form(self, some: slice) -> Tensor:
+        ids, deltas = self.ids[some], self.deltas[some] * (self.ids[some] != self.padding).unsqueeze(-1)
+        parts = deltas.new_zeros(len(ids) * self.height, deltas.shape[-1])
+        parts.index_add_(0, self._keys(ids).flatten(), deltas.flatten(0, 1))
+        return parts.view(len(ids), self.height, -1)
+
+    def total(self) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(self.deltas, self.ids, self.height, self.padding, False)
+
+    def squares(self) -> Tensor | None:
+        learns = self.ids != self.padding
+        deltas = wide(self.deltas[learns])
+        # A token that one sample holds twice is one key: its deltas are summed before they are squared.
+        keys, place = self._keys(self.ids)[learns].unique(return_inverse=True)
+        sums = deltas.new_zeros(len(keys), deltas.shape[-1]).index_add_(0, place, deltas)
+        squares = deltas.new_zeros(self.height, deltas.shape[-1])
+        return squares.index_add_(0, keys % self.height, sums.square_())
+
+    def _keys(self, ids: Tensor) -> Tensor:
+        return ids + self.height * torch.arange(len(ids), device=ids.device).unsqueeze(-1)
+
+
+def convolution_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the input and of the weight, as far as wanted."""
+    stride, padding, dilation, groups = geometry
+    return torch.ops.aten.convolution_backward(
+        dy, x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups, [*wanted, False]
+    )[:2]

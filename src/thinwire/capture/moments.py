@@ -1,0 +1,216 @@
+"""Beside each gradient, the sum of its squared per-sample parts.
+
+Variance-based compression (Tsuzuku et al. 2018) asks, entry by entry, whether the samples of a batch agree. What
+it needs is q = sum over samples of part^2, where the parts of all samples add up to the gradient: part = g / B
+under a loss that averages over the batch, part = g under one that sums. No assumption about the loss is made
+here: q is in units of the squared gradient it stands beside, which is all that the method's test depends on.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.capture.moment_parts import Parts, Products, wide
+from thinwire.capture.moment_rules import Names, Rule, rule_of
+
+PARTS_AT_ONCE = 1 << 16  # entries of per-sample gradients formed together, unless told: they stay in the cache
+TOLERANCE = 0.01  # how far parts may be from adding up to a gradient: sums in half precision are that rough
+
+
+class MomentWatch:
+    """Collects the squares of all parameters of `model` during its backward passes.
+
+    The forward of each layer that has a rule is replaced by the rule; `detach` puts it back. A parameter without
+    a rule, or whose parts do not add up to its gradient, gets the micro-batch estimate instead: the squared
+    gradient of each backward pass. It is named in `estimated`, with the reason.
+
+    chunk: of how many samples the parts are formed at once.
+    """
+
+    def __init__(self, model: nn.Module, chunk: int | None = None):
+        self.chunk = chunk
+        self.estimated: dict[str, str] = {}
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
+        self._squares: dict[str, Tensor] = {}
+        self._now = Pass(self)
+        self._open: list[Pass] = []  # in which a parameter waits for its other uses
+        self._without_parts: set[str] = set()
+        self._trusted: set[str] = set()  # parameters whose parts were seen to add up to the gradient
+        self._explained: dict[str, Tensor | None] = {}  # sum of parts since the gradient last arrived
+
+        self._layers: list[nn.Module] = []
+        for layer in model.modules():
+            own = [self.names[p] for p in layer.parameters(recurse=False) if p in self.names]
+            if own and (rule := rule_of(layer)):
+                layer.forward = MethodType(self._forward_of(rule), layer)
+                self._layers.append(layer)
+            else:
+                for name in own:
+                    self._give_up(name, f"{type(layer).__name__} has no rule")
+        self._hooks = [model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
+        self._hooks += [p.register_hook(self._arrival_of(name)) for p, name in self.names.items()]
+
+    def squares(self, name: str) -> Tensor:
+        """q of this parameter since the last `clear`, in float32 at least; zeros if it was not used."""
+        for one in list(self._open):
+            self._add_together(name, one)
+        return self._store(name)
+
+    def clear(self) -> None:
+        """Begin anew, after a step."""
+        for squares in self._squares.values():
+            squares.zero_()
+        self._open.clear()
+        self._explained.clear()
+
+    def detach(self) -> None:
+        """Give the layers their own forward back."""
+        for layer in self._layers:
+            del layer.forward
+        for hook in self._hooks:
+            hook.remove()
+        self._layers, self._hooks = [], []
+
+    # ── the forward pass ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not in_backward():
+            tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim())
+            self._now = Pass(self, samples=next(map(len, tensors), None))
+
+    def _forward_of(self, rule: Rule) -> Callable[..., Any]:
+        def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return rule(layer, self._now, *args, **kwargs)
+
+        return forward
+
+    # ── the backward pass ──────────────────────────────────────────────────────────────────────────────────────
+
+    def gradient(self, one: "Pass", name: str, parts: Parts) -> Tensor:
+        """The sum of `parts`; their squares are collected once all uses of the parameter are there."""
+        if name in self._without_parts:
+            return parts.total()
+        if one.samples not in (None, parts.samples):
+            reason = f"a batch of {one.samples} reached it as {parts.samples} rows, each counted as a sample"
+            self.estimated.setdefault(name, reason)
+        if one.uses[name] < 2:
+            total = add_squares(self._store(name), parts, self.chunk)
+        else:
+            total = parts.total()
+            one.waiting[name].append(parts)
+            if len(one.waiting[name]) == one.uses[name]:
+                self._add_together(name, one)
+            elif one not in self._open:
+                self._open.append(one)
+        if name in self._trusted:
+            self._explained[name] = None
+        else:
+            before = self._explained.get(name)
+            self._explained[name] = total if before is None else before + total
+        return total
+
+    def _add_together(self, name: str, one: "Pass") -> None:
+        by_samples: defaultdict[int, list[Parts]] = defaultdict(list)
+        for parts in one.waiting.pop(name, []):
+            by_samples[parts.samples].append(parts)
+        if len(by_samples) > 1:
+            reason = f"used with batches of {' and '.join(map(str, by_samples))}, whose samples cannot be paired"
+            self.estimated.setdefault(name, reason)
+        for uses in by_samples.values():
+            add_squares_of_sums(self._store(name), uses, self.chunk)
+
+    def _arrival_of(self, name: str) -> Callable[[Tensor], None]:
+        """Runs when the gradient of one backward pass is whole, before it is added to `.grad`."""
+
+        def arrival(gradient: Tensor) -> None:
+            seen = name in self._explained
+            explained = self._explained.pop(name, None)
+            if name not in self._without_parts:
+                if not seen and bool(gradient.any()):
+                    self._give_up(name, "used outside the layer that owns it")
+                elif explained is not None and not adds_up(explained, gradient):
+                    self._give_up(name, "its layer explains only a part of its gradient: used elsewhere too")
+                elif explained is not None and bool(explained.isfinite().all()):
+                    self._trusted.add(name)
+            if name in self._without_parts:
+                self._store(name).add_(wide(gradient).square())
+
+        return arrival
+
+    def _give_up(self, name: str, reason: str) -> None:
+        self.estimated[name] = reason
+        self._without_parts.add(name)
+        self._squares.pop(name, None)
+
+    def _store(self, name: str) -> Tensor:
+        if name not in self._squares:
+            self._squares[name] = torch.zeros_like(wide(self._parameters[name].detach()))
+        return self._squares[name]
+
+
+@dataclass(eq=False)
+class Pass:
+    """One call of the model. A sample has one part of each parameter in it: uses are summed, then squared."""
+
+    watch: MomentWatch
+    samples: int | None = None
+    uses: Counter[str] = field(default_factory=Counter)  # in the forward pass
+    waiting: defaultdict[str, list[Parts]] = field(default_factory=lambda: defaultdict(list))
+
+    def names(self, *parameters: Tensor | None) -> Names:
+        names = tuple(None if p is None else self.watch.names.get(p) for p in parameters)
+        if not in_backward():  # where a checkpointed layer is only computed once more
+            self.uses.update(name for name in names if name is not None)
+        return names
+
+    def gradient(self, name: str | None, parts: Parts) -> Tensor:
+        return parts.total() if name is None else self.watch.gradient(self, name, parts)
+
+
+def add_squares(squares: Tensor, parts: Parts, chunk: int | None) -> Tensor:
+    """Add the sum over the samples of their squared parts; returns the sum of the parts."""
+    short = parts.squares()
+    if short is not None:
+        squares += short
+        return parts.total()
+    total = torch.zeros_like(squares)
+    for some in chunks(parts.samples, squares.numel(), chunk):
+        formed = wide(parts.form(some))
+        total += formed.sum(0)
+        squares += formed.square_().sum(0)
+    return total
+
+
+def add_squares_of_sums(squares: Tensor, uses: list[Parts], chunk: int | None) -> None:
+    """Add the sum over the samples of the square of their parts' sum over the uses."""
+    products = [use for use in uses if isinstance(use, Products)]
+    if len(products) > 1:  # a recurrent cell: its steps are a sequence
+        inputs, deltas = zip(*((use.inputs, use.deltas) for use in products), strict=True)
+        others = [use for use in uses if not isinstance(use, Products)]
+        uses = [Products(torch.cat(inputs, 1), torch.cat(deltas, 1)), *others]
+    for some in chunks(uses[0].samples, squares.numel(), chunk):
+        formed = wide(uses[0].form(some))
+        for use in uses[1:]:
+            formed = formed + use.form(some)
+        squares += formed.square().sum(0)
+
+
+def chunks(samples: int, numel: int, chunk: int | None) -> list[slice]:
+    at_once = chunk or max(1, PARTS_AT_ONCE // max(1, numel))
+    return [slice(start, start + at_once) for start in range(0, samples, at_once)]
+
+
+def adds_up(explained: Tensor, gradient: Tensor) -> bool:
+    """Whether the two are alike; one that is not finite cannot tell."""
+    error = torch.linalg.vector_norm(wide(explained) - wide(gradient))
+    return not bool(error > TOLERANCE * torch.linalg.vector_norm(wide(gradient)))
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
