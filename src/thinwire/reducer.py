@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.comm import Comm
+from thinwire.factors import Factors as Factors
 
 Local = TypeVar("Local")  # what one worker knows: a Tensor, Moments or Factors
 State = TypeVar("State")  # what a method remembers between steps, for one layout
@@ -57,14 +58,6 @@ class Moments:
 
     mean: Tensor
     square: Tensor
-
-
-@dataclass
-class Factors:
-    """One layer's gradient, not multiplied out: deltas.T @ inputs."""
-
-    inputs: Tensor  # [rows, in]
-    deltas: Tensor  # [rows, out]
 
 
 class Reducer(ABC, Generic[Local, State]):

@@ -1,0 +1,318 @@
+"""Gradients that are not multiplied out yet.
+
+A layer's weight gradient is a product of what went in and what came back: for a Linear, deltas.T @ inputs. A `Rule`
+says how one kind of layer makes that product, and how the product is applied to a thin matrix without being
+formed. `Factors` are the uses of some weights in one step; `gather` brings the uses of all workers together.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from thinwire.comm import Comm
+
+# What travels; the order lets `max` pick the one that loses nothing when workers differ.
+DTYPES = (torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+Side = tuple[Tensor, tuple[int, ...], torch.dtype]  # a tensor, and the size and dtype that all workers send it in
+
+
+class Rule(ABC):
+    """How one kind of layer makes its weight's gradient G out of inputs and deltas.
+
+    G is seen as a matrix: the weight's first dimension by all others.
+    """
+
+    @property
+    @abstractmethod
+    def dims(self) -> tuple[int, int]:
+        """How many dimensions inputs and deltas have; the first is the one uses are stacked along."""
+
+    @abstractmethod
+    def add_gradient(self, out: Tensor, inputs: Tensor, deltas: Tensor, scale: float) -> None:
+        """out += scale * G, in the weight's shape."""
+
+    @abstractmethod
+    def right(self, inputs: Tensor, deltas: Tensor, p: Tensor, shape: torch.Size) -> Tensor:
+        """G @ p."""
+
+    @abstractmethod
+    def left(self, inputs: Tensor, deltas: Tensor, q: Tensor, shape: torch.Size) -> Tensor:
+        """G.T @ q."""
+
+
+@dataclass(frozen=True)
+class Product(Rule):
+    """Linear: inputs [rows, in] and deltas [rows, out]."""
+
+    dims = (2, 2)
+
+    def add_gradient(self, out: Tensor, inputs: Tensor, deltas: Tensor, scale: float) -> None:
+        out.view(len(out), -1).addmm_(deltas.T, inputs, alpha=scale)
+
+    def right(self, inputs: Tensor, deltas: Tensor, p: Tensor, shape: torch.Size) -> Tensor:
+        return deltas.T @ (inputs @ p)
+
+    def left(self, inputs: Tensor, deltas: Tensor, q: Tensor, shape: torch.Size) -> Tensor:
+        return inputs.T @ (deltas @ q)
+
+
+PRODUCT = Product()
+
+
+@dataclass(frozen=True)
+class Convolution(Rule):
+    """Conv1d, 2d, 3d: raw inputs [images, channels, ...] and deltas [images, out, ...].
+
+    The patches under the kernel, k times the inputs, are never sent and never laid out: a convolution with the columns
+    of `p` as kernels applies them, and the weight gradient of a convolution applies their transpose.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return len(self.stride) + 2, len(self.stride) + 2
+
+    def backward(self, deltas: Tensor, inputs: Tensor, weight: Tensor, mask: list[bool]) -> tuple[Any, ...]:
+        """PyTorch's own gradient of a convolution: of its inputs, its weight, its bias, as `mask` asks."""
+        where = (list(self.stride), list(self.padding), list(self.dilation), False, [0] * len(self.stride))
+        bias = [weight.shape[0]] if mask[2] else None
+        return torch.ops.aten.convolution_backward(deltas, inputs, weight, bias, *where, self.groups, mask)
+
+    def add_gradient(self, out: Tensor, inputs: Tensor, deltas: Tensor, scale: float) -> None:
+        if len(inputs):
+            out.add_(self._weight_gradient(inputs, deltas, out.shape), alpha=scale)
+
+    def right(self, inputs: Tensor, deltas: Tensor, p: Tensor, shape: torch.Size) -> Tensor:
+        groups, rank = self.groups, p.shape[1]
+        kernels = p.T.reshape(rank, *shape[1:]).repeat(groups, *(1 for _ in shape[1:]))
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.stride) - 1]
+        seen = convolve(inputs, kernels, None, self.stride, self.padding, self.dilation, groups)
+        seen = seen.reshape(len(inputs), groups, rank, -1)
+        deltas = deltas.reshape(len(deltas), groups, shape[0] // groups, -1)
+        return torch.einsum("ngol,ngrl->gor", deltas, seen).reshape(shape[0], rank)
+
+    def left(self, inputs: Tensor, deltas: Tensor, q: Tensor, shape: torch.Size) -> Tensor:
+        groups, rank = self.groups, q.shape[1]
+        split = deltas.reshape(len(deltas), groups, shape[0] // groups, -1)
+        mixed = torch.einsum("ngol,gor->ngrl", split, q.view(groups, -1, rank))
+        mixed = mixed.reshape(len(deltas), groups * rank, *deltas.shape[2:])
+        gradient = self._weight_gradient(inputs, mixed, torch.Size((groups * rank, *shape[1:])))
+        return gradient.reshape(groups, rank, -1).sum(0).T
+
+    def _weight_gradient(self, inputs: Tensor, deltas: Tensor, shape: torch.Size) -> Tensor:
+        return self.backward(deltas, inputs, inputs.new_empty(1).expand(shape), [False, True, False])[1]
+
+
+@dataclass(frozen=True)
+class Lookup(Rule):
+    """Embedding: indices [rows] and deltas [rows, width]; the indices stand for one-hot rows."""
+
+    dims = (1, 2)
+
+    def add_gradient(self, out: Tensor, inputs: Tensor, deltas: Tensor, scale: float) -> None:
+        out.index_add_(0, inputs, deltas, alpha=scale)
+
+    def right(self, inputs: Tensor, deltas: Tensor, p: Tensor, shape: torch.Size) -> Tensor:
+        return p.new_zeros(shape[0], p.shape[1]).index_add_(0, inputs, deltas @ p)
+
+    def left(self, inputs: Tensor, deltas: Tensor, q: Tensor, shape: torch.Size) -> Tensor:
+        return deltas.T @ q[inputs.long()]
+
+
+LOOKUP = Lookup()
+
+
+@dataclass(frozen=True)
+class Form:
+    """The sizes and dtypes in which every worker sends one use: what is smaller is padded with zeros, exactly."""
+
+    inputs: tuple[int, ...]
+    deltas: tuple[int, ...]
+    input_dtype: torch.dtype
+    delta_dtype: torch.dtype
+
+    @property
+    def rows(self) -> int:
+        return self.inputs[0]
+
+    def nbytes(self, carries: torch.dtype | None = None) -> int:
+        sides = ((self.inputs, self.input_dtype), (self.deltas, self.delta_dtype))
+        return sum(torch.Size(shape).numel() * carried(dtype, carries).itemsize for shape, dtype in sides)
+
+    def numbers(self) -> list[int]:
+        """As integers, to be compared: the largest of each, over the workers, has room for all."""
+        return [DTYPES.index(self.input_dtype), DTYPES.index(self.delta_dtype), *self.inputs, *self.deltas]
+
+    @classmethod
+    def of(cls, numbers: list[int], rule: Rule) -> "Form":
+        first, second, *sizes = numbers
+        split = rule.dims[0]
+        return cls(tuple(sizes[:split]), tuple(sizes[split:]), DTYPES[first], DTYPES[second])
+
+
+@dataclass
+class Use:
+    """Where a weight of the layout was used, and with what."""
+
+    weight: int
+    rule: Rule
+    inputs: Tensor
+    deltas: Tensor
+
+    def form(self) -> Form:
+        return Form(tuple(self.inputs.shape), tuple(self.deltas.shape), self.inputs.dtype, self.deltas.dtype)
+
+
+@dataclass
+class Chain:
+    """What lies between the layers of a chain: layer i's output goes through between[i] into layer i + 1."""
+
+    weights: list[Tensor]
+    biases: list[Tensor | None]
+    between: list[Callable[[Tensor], Tensor]]
+
+
+@dataclass
+class Factors:
+    """The gradients of a layout's weights in one step, each the sum over its uses, not multiplied out.
+
+    `formed` holds gradients that exist as such: a weight used outside its layer, or more rows than the product has
+    entries. None there means that another worker has one. The list of uses is the same on every worker, be they empty.
+    `forms`, once agreed, are the sizes that every worker pads to.
+    """
+
+    shapes: tuple[torch.Size, ...]
+    uses: list[Use]
+    formed: dict[int, Tensor | None] = field(default_factory=dict)
+    forms: list[Form] | None = None
+    chain: Chain | None = None
+
+    @classmethod
+    def linear(cls, inputs: Tensor, deltas: Tensor) -> "Factors":
+        """One Linear layer's: inputs [rows, in] and deltas [rows, out]."""
+        return cls((torch.Size((deltas.shape[1], inputs.shape[1])),), [Use(0, PRODUCT, inputs, deltas)])
+
+    def of(self, weight: int) -> list[int]:
+        """Which uses are this weight's."""
+        return [i for i, use in enumerate(self.uses) if use.weight == weight]
+
+    def rows(self, weight: int) -> int:
+        """How many rows every worker sends for this weight."""
+        assert self.forms is not None
+        return sum(self.forms[i].rows for i in self.of(weight))
+
+    def nbytes(self, weight: int, carries: torch.dtype | None = None) -> int:
+        """How many bytes every worker puts into the exchange of this weight's factors."""
+        assert self.forms is not None
+        return sum(self.forms[i].nbytes(carries) for i in self.of(weight))
+
+    def right(self, weight: int, p: Tensor) -> Tensor:
+        """G @ p for this worker's gradient of one weight, which is not formed."""
+        shape, formed = self.shapes[weight], self.formed.get(weight)
+        total = p.new_zeros(shape[0], p.shape[1]) if formed is None else formed.reshape(shape[0], -1).to(p.dtype) @ p
+        for use in self._filled(weight):
+            total += use.rule.right(values(use.inputs, p), use.deltas.to(p.dtype), p, shape)
+        return total
+
+    def left(self, weight: int, q: Tensor) -> Tensor:
+        """G.T @ q, likewise."""
+        shape, formed = self.shapes[weight], self.formed.get(weight)
+        width = shape.numel() // shape[0]
+        total = q.new_zeros(width, q.shape[1]) if formed is None else formed.reshape(shape[0], -1).to(q.dtype).T @ q
+        for use in self._filled(weight):
+            total += use.rule.left(values(use.inputs, q), use.deltas.to(q.dtype), q, shape)
+        return total
+
+    def multiply(self, weight: int, out: Tensor, scale: float = 1.0) -> None:
+        """out = scale * G, in the weight's shape."""
+        formed = self.formed.get(weight)
+        out.zero_() if formed is None else out.copy_(formed).mul_(scale)
+        for use in self._filled(weight):
+            use.rule.add_gradient(out, values(use.inputs, out), use.deltas.to(out.dtype), scale)
+
+    def _filled(self, weight: int) -> list[Use]:
+        return [use for use in self.uses if use.weight == weight and use.inputs.numel()]
+
+
+def values(inputs: Tensor, like: Tensor) -> Tensor:
+    """Inputs in the dtype that `like` is computed in; indices stay indices."""
+    return inputs.to(like.dtype) if inputs.is_floating_point() else inputs
+
+
+def carried(dtype: torch.dtype, carries: torch.dtype | None) -> torch.dtype:
+    """The dtype in which values of `dtype` travel."""
+    return carries if carries is not None and dtype.is_floating_point else dtype
+
+
+def largest(tallies: Iterable[list[int]]) -> list[int]:
+    return [max(column) for column in zip(*tallies, strict=True)]
+
+
+def agreed(local: Factors, comm: Comm) -> Factors:
+    """The same factors, with the forms that all workers pad to."""
+    if local.forms is not None or not local.uses:
+        return replace(local, forms=local.forms or [])
+    numbers = [use.form().numbers() for use in local.uses]
+    device = local.uses[0].deltas.device
+    flat = torch.tensor([n for row in numbers for n in row], dtype=torch.int32, device=device)
+    most = comm.all_gather(flat).amax(0).split([len(row) for row in numbers])
+    forms = [Form.of(row.tolist(), use.rule) for row, use in zip(most, local.uses, strict=True)]
+    return replace(local, forms=forms)
+
+
+def gather(local: Factors, which: list[int], comm: Comm) -> Factors:
+    """The uses `which` of all workers, stacked, in one message. What is padded adds nothing to any product."""
+    assert local.forms is not None
+    sides: list[Side] = []
+    for i in which:
+        use, form = local.uses[i], local.forms[i]
+        sides += [(use.inputs, form.inputs, form.input_dtype), (use.deltas, form.deltas, form.delta_dtype)]
+    stacked = gather_stacked(sides, comm)
+    pairs = zip(which, stacked[::2], stacked[1::2], strict=True)
+    return replace(local, uses=[replace(local.uses[i], inputs=a, deltas=d) for i, a, d in pairs], forms=None)
+
+
+def gather_stacked(sides: list[Side], comm: Comm) -> list[Tensor]:
+    """Tensors of all workers, each padded to its size and stacked along the first dimension, in one message."""
+    if not sides:
+        return []
+    sides = [(tensor, shape, carried(dtype, comm.carries)) for tensor, shape, dtype in sides]
+    pieces = [padded(x.to(dtype), shape).contiguous().view(-1).view(torch.uint8) for x, shape, dtype in sides]
+    comm.ledger.picked += sum(x.numel() for x, _, _ in sides)
+    columns = comm.all_gather(torch.cat(pieces)).split([piece.numel() for piece in pieces], dim=1)
+    return [
+        column.contiguous().view(-1).view(dtype).view(comm.world * shape[0], *shape[1:])
+        for column, (_, shape, dtype) in zip(columns, sides, strict=True)
+    ]
+
+
+def padded(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`x` in the corner of a tensor of zeros, where it is smaller."""
+    if tuple(x.shape) == shape:
+        return x
+    if any(have > room for have, room in zip(x.shape, shape, strict=True)):
+        raise ValueError(f"a worker has factors of shape {tuple(x.shape)}, more than the {shape} that were agreed")
+    room = x.new_zeros(shape)
+    room[tuple(slice(0, size) for size in x.shape)] = x
+    return room
+
+
+def stack(uses: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Several uses of one rule as one: their rows under each other."""
+    if len(uses) == 1:
+        return uses[0]
+    sides = []
+    for tensors in zip(*uses, strict=True):
+        widest = largest([list(t.shape[1:]) for t in tensors]) if tensors[0].dim() > 1 else []
+        sides.append(torch.cat([padded(t, (len(t), *widest)) for t in tensors]))
+    return sides[0], sides[1]
