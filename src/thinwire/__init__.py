@@ -2,13 +2,25 @@
 
 from thinwire.agree import Disagreement as Disagreement
 from thinwire.checkpoint import CheckpointError as CheckpointError
+from thinwire.compose import Cast as Cast
+from thinwire.compose import Route as Route
+from thinwire.compose import Warmup as Warmup
 from thinwire.ddp import Handle as Handle
 from thinwire.ddp import attach as attach
 from thinwire.ddp import handle as handle
 from thinwire.ddp import wrap as wrap
+from thinwire.feedback import Adam as Adam
 from thinwire.feedback import ErrorFeedback as ErrorFeedback
+from thinwire.feedback import Momentum as Momentum
 from thinwire.methods import METHODS as METHODS
 from thinwire.methods.dense import Dense as Dense
+from thinwire.methods.dgc import DGC as DGC
+from thinwire.methods.powersgd import PowerSGD as PowerSGD
+from thinwire.methods.qsgd import QSGD as QSGD
+from thinwire.methods.random_block import RandomBlock as RandomBlock
+from thinwire.methods.random_k import RandomK as RandomK
+from thinwire.methods.sign_sgd import SignSGD as SignSGD
+from thinwire.methods.threshold import Threshold as Threshold
 from thinwire.methods.top_k import TopK as TopK
 from thinwire.reducer import Layout as Layout
 from thinwire.reducer import MethodWarning as MethodWarning

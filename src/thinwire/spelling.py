@@ -12,12 +12,18 @@ from dataclasses import MISSING, Field, fields
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from thinwire.feedback import ErrorFeedback
+from thinwire.compose import Cast, Route, Warmup
+from thinwire.feedback import Adam, ErrorFeedback, Momentum
 from thinwire.methods import METHODS
 from thinwire.reducer import Reducer
 
 WRAPPERS: dict[str, type[Reducer[Any, Any]]] = {
+    "Adam": Adam,
+    "Cast": Cast,
     "ErrorFeedback": ErrorFeedback,
+    "Momentum": Momentum,
+    "Route": Route,
+    "Warmup": Warmup,
 }
 NAMES: ChainMap[str, type[Reducer[Any, Any]]] = ChainMap(METHODS, WRAPPERS)
 

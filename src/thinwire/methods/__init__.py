@@ -3,10 +3,24 @@
 from typing import Any
 
 from thinwire.methods.dense import Dense
+from thinwire.methods.dgc import DGC
+from thinwire.methods.powersgd import PowerSGD
+from thinwire.methods.qsgd import QSGD
+from thinwire.methods.random_block import RandomBlock
+from thinwire.methods.random_k import RandomK
+from thinwire.methods.sign_sgd import SignSGD
+from thinwire.methods.threshold import Threshold
 from thinwire.methods.top_k import TopK
 from thinwire.reducer import Reducer
 
 METHODS: dict[str, type[Reducer[Any, Any]]] = {
     "Dense": Dense,
+    "DGC": DGC,
+    "PowerSGD": PowerSGD,
+    "QSGD": QSGD,
+    "RandomBlock": RandomBlock,
+    "RandomK": RandomK,
+    "SignSGD": SignSGD,
+    "Threshold": Threshold,
     "TopK": TopK,
 }
