@@ -1,8 +1,8 @@
 """The inner loops that must be fast, and the one place where a device is matched with its kernels.
 
-`reference` is the specification, in plain torch; `cpu` (numba) and `gpu` (triton) give the same indices and the same bits.
-The environment variable THINWIRE_KERNELS, one of reference, cpu and gpu, overrides the choice by device; what the chosen
-kernels do not cover (a dtype, a device, a layout, a function) is done by the reference.
+`reference` is the specification, in plain torch; `cpu` (numba) and `gpu` (triton) give the same indices and the
+same bits. The environment variable THINWIRE_KERNELS, one of reference, cpu and gpu, overrides the choice by
+device; what the chosen kernels do not cover (a dtype, a device, a layout, a function) the reference does.
 
 Vectors are flat tensors. Indices are sorted positions, int32 where they fit.
 """
@@ -47,16 +47,31 @@ def _kernel(name: str, *vectors: Tensor) -> Any:
 def warm(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> float:
     """Compile, or load from the cache, all that a step may use; returns the seconds it took."""
     start = time.perf_counter()
-    x, y = (torch.ones(130, dtype=dtype, device=device) for _ in range(2))
+    x, y, r, v = (torch.arange(1, 200, dtype=dtype, device=device) for _ in range(4))
     finite(x)
-    for index in (select(x, 0.5, 1, 3), top_k(x, 3), top_k(x, 130), random_k(100, 3, 0, device)):
-        for kind in (torch.int32, torch.int64):
-            places = index.to(kind)
-            scatter_add(y, places, take(x, places), 0.5)
-            unpack_rice(pack_rice(places, 1), len(places), 1, int(places[0]), 130)
-    select_clear(x, 0.5)
-    accumulate_select_clear(y, x, 0.5)
+    variance_step(r, v, x, y, 1.0, 0.999)
     quantile(x, 0.5)
+    kth_magnitude(x, 2)
+    for draw in (199, 2**31):
+        random_k(draw, 3, 0, device)
+    select(x, 9.0), top_k(x, 3), top_k(x, 99)
+    for kind in (torch.int32, torch.int64):
+        index = torch.arange(0, 199, 2, dtype=kind, device=device)
+        fill_sparse(y, [(index, take(x, index))], 0.5)
+        pack_words(index, y[index], 0)
+        gap_range(index)
+        for numel in (199, 2**31):
+            count = index.numel()
+            unpack_rice(pack_rice(index, 1), count, 1, 0, numel)
+            unpack_gaps(pack_gaps(index, 1), count, 1, 0, numel)
+            unpack_marks(pack_marks(index), 0, numel)
+    select_clear(y, 0.5)
+    accumulate_select_clear(y, x, 0.5)
+    unpack_signs(pack_signs(x), 199, dtype)
+    for kind in (torch.uint8, torch.int32, torch.int64):
+        unpack_bits(pack_bits(torch.ones(8, dtype=kind, device=device), 4), 8, 4)
+    for bits in (16, 40):
+        unpack_bits(pack_bits(torch.ones(8, dtype=torch.int64, device=device), bits), 8, bits)
     return time.perf_counter() - start
 
 
@@ -107,7 +122,10 @@ def quantile(x: Tensor, density: float, samples: int = SAMPLES) -> float:
 
 
 def random_k(n: int, k: int, key: int, device: torch.device | str = "cpu") -> Tensor:
-    """k different positions below n, uniformly, the same wherever the 64-bit key is the same; work in proportion to k."""
+    """k different positions below n, any k as likely as any other, the same wherever the 64-bit key is the same.
+
+    The work is in proportion to k: nothing of size n is made.
+    """
     if not 0 <= k <= n:
         raise ValueError(f"cannot draw {k} different positions out of {n}")
     where = torch.device(device)

@@ -6,16 +6,20 @@ target lowers them to what it has (a compare and a mask register, a compare and 
 The caller guarantees that the 64 entries exist.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba import extending
 
 LANES = 64
+ONE, NONE, WIDTH = np.uint64(1), np.uint64(0), np.uint64(LANES)  # numba makes floats of mixed signs
 PIECE = 16  # entries in one vector: wide enough for AVX-512, and every narrower target splits it well
 
+intrinsic: Any = extending.intrinsic
 INT1, INT32, INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
 
@@ -65,6 +69,22 @@ def at_least(typing: Any, x: Any, start: Any, threshold: Any) -> Any:
         return _word(builder, args[1], test)
 
     return types.uint64(x, types.uint64, x.dtype), code
+
+
+@intrinsic
+def not_finite(typing: Any, x: Any, start: Any) -> Any:
+    """x[i] is NaN or infinite."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = _data(context, builder, signature, args, 0)
+        infinity = _spread(builder, ir.Constant(data.type.pointee, math.inf))
+
+        def test(at: Any) -> Any:
+            return builder.fcmp_unordered(">=", _magnitude(builder, _load(builder, data, at)), infinity)
+
+        return _word(builder, args[1], test)
+
+    return types.uint64(x, types.uint64), code
 
 
 @intrinsic

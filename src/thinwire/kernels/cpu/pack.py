@@ -1,0 +1,275 @@
+"""Bits side by side. A stream is built and read as 64-bit words, which on little-endian machines are its bytes."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.cpu.common import NUMPY, compiled, view
+from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, below_zero, lowest
+from thinwire.kernels.reference import WORD_INDEX_BITS, WORD_STEPS, code_dtype, index_dtype
+
+
+def stream(bits: int) -> Any:
+    """Zeros for that many bits, and a word to spare so that a code may be written across the end."""
+    return np.zeros(bits // LANES + 2, np.uint64)
+
+
+def in_bytes(words: Any, bits: int) -> Tensor:
+    return torch.from_numpy(words.view(np.uint8)[: (bits + 7) // 8])
+
+
+def in_words(packed: Tensor) -> Any:
+    words = stream(8 * packed.numel())
+    words.view(np.uint8)[: packed.numel()] = view(packed)
+    return words
+
+
+@compiled
+def _put(words: Any, at: Any, code: Any) -> None:
+    word, shift = at >> np.uint64(6), at & (WIDTH - ONE)
+    words[word] |= code << shift
+    if shift:
+        words[word + ONE] |= code >> (WIDTH - shift)
+
+
+@compiled
+def _get(words: Any, at: Any, mask: Any) -> Any:
+    word, shift = at >> np.uint64(6), at & (WIDTH - ONE)
+    code = words[word] >> shift
+    if shift:
+        code |= words[word + ONE] << (WIDTH - shift)
+    return code & mask
+
+
+@compiled
+def _pack_bits(codes: Any, bits: Any, words: Any) -> None:
+    mask = (ONE << bits) - ONE
+    for i in range(codes.size):
+        _put(words, np.uint64(i) * bits, np.uint64(codes[i]) & mask)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    words = stream(codes.numel() * bits)
+    _pack_bits(view(codes), np.uint64(bits), words)
+    return in_bytes(words, codes.numel() * bits)
+
+
+@compiled
+def _unpack_bits(words: Any, bits: Any, codes: Any) -> None:
+    mask = (ONE << bits) - ONE
+    for i in range(codes.size):
+        codes[i] = _get(words, np.uint64(i) * bits, mask)
+
+
+def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
+    codes = torch.empty(count, dtype=code_dtype(bits))
+    _unpack_bits(in_words(packed), np.uint64(bits), view(codes))
+    return codes
+
+
+@compiled
+def _pack_signs(x: Any, words: Any) -> None:
+    whole = x.size // LANES
+    for block in range(whole):
+        words[block] = below_zero(x, np.uint64(block) * WIDTH)
+    for place in range(whole * LANES, x.size):
+        words[whole] |= np.uint64(x[place] < 0) << np.uint64(place - whole * LANES)
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    words = stream(x.numel())
+    _pack_signs(view(x), words)
+    return in_bytes(words, x.numel())
+
+
+@compiled
+def _unpack_signs(packed: Any, signs: Any) -> None:
+    for place in range(signs.size):
+        signs[place] = 1 - 2 * np.int32((packed[place >> 3] >> (place & 7)) & 1)
+
+
+def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    signs = torch.empty(count, dtype=dtype if dtype in NUMPY else torch.float32)
+    _unpack_signs(view(packed), view(signs))
+    return signs.to(dtype)
+
+
+# Words of a sign, three bits of exponent and an index
+
+
+@compiled
+def _pack_words(index: Any, values: Any, top: int, words: Any, kept: Any) -> int:
+    found = 0
+    for i in range(index.size):
+        mantissa, exponent = math.frexp(abs(values[i]))
+        nearest = exponent - np.int64(mantissa < 0.75)
+        steps = max(top - nearest, 0)
+        kept[i] = steps <= WORD_STEPS and mantissa > 0
+        if kept[i]:
+            negative = np.int64(values[i] < 0)
+            words[found] = (negative << 31) | (steps << WORD_INDEX_BITS) | np.int64(index[i])
+            found += 1
+    return found
+
+
+def pack_words(index: Tensor, values: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    words, kept = np.empty(index.numel(), np.int32), np.empty(index.numel(), np.bool_)
+    found = _pack_words(view(index), view(values), top, words, kept)
+    return torch.from_numpy(words[:found]), torch.from_numpy(kept)
+
+
+# Gaps between sorted positions
+
+
+@compiled
+def _gap_range(index: Any) -> Any:
+    least, most = np.int64(0), np.int64(0)
+    if index.size > 1:
+        least = most = np.int64(index[1]) - np.int64(index[0]) - 1
+    for i in range(1, index.size):
+        gap = np.int64(index[i]) - np.int64(index[i - 1]) - 1
+        least, most = min(least, gap), max(most, gap)
+    return least, most
+
+
+def gap_range(index: Tensor) -> tuple[int, int]:
+    return _gap_range(view(index))
+
+
+@compiled
+def _gap_sum(index: Any, shift: int) -> Any:
+    total = np.int64(0)
+    for i in range(1, index.size):
+        total += (np.int64(index[i]) - np.int64(index[i - 1]) - 1) >> shift
+    return total
+
+
+def gap_sum(index: Tensor, shift: int) -> int:
+    return _gap_sum(view(index), shift)
+
+
+@compiled
+def _pack_gaps(index: Any, shift: Any, lows: Any, highs: Any) -> None:
+    """The low `shift` bits of each gap into one stream, a mark after as many zeros as the rest says into another."""
+    mask, mark = (ONE << shift) - ONE, NONE
+    for i in range(1, index.size):
+        gap = np.uint64(index[i] - index[i - 1] - 1)
+        _put(lows, np.uint64(i - 1) * shift, gap & mask)
+        mark += gap >> shift
+        if highs.size:
+            highs[mark >> np.uint64(6)] |= ONE << (mark & (WIDTH - ONE))
+        mark += ONE
+
+
+def pack_gaps(index: Tensor, bits: int) -> Tensor:
+    length = (index.numel() - 1) * bits
+    lows = stream(length)
+    _pack_gaps(view(index), np.uint64(bits), lows, lows[:0])
+    return in_bytes(lows, length)
+
+
+def pack_rice(index: Tensor, shift: int) -> Tensor:
+    low, high = (index.numel() - 1) * shift, index.numel() - 1 + gap_sum(index, shift)
+    lows, highs = stream(low), stream(high)
+    _pack_gaps(view(index), np.uint64(shift), lows, highs)
+    return torch.cat([in_bytes(lows, low), in_bytes(highs, high)])
+
+
+@compiled
+def _unpack_gaps(lows: Any, bits: Any, index: Any, numel: int) -> int:
+    mask, place = (ONE << bits) - ONE, np.int64(index[0])
+    for i in range(1, index.size):
+        place += np.int64(_get(lows, np.uint64(i - 1) * bits, mask)) + 1
+        if place >= numel:
+            return i
+        index[i] = place
+    return index.size
+
+
+def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> Tensor:
+    index = np.empty(count, NUMPY[index_dtype(numel)])
+    index[0] = first
+    return torch.from_numpy(index[: _unpack_gaps(in_words(packed), np.uint64(bits), index, numel)])
+
+
+@compiled
+def _unpack_rice(lows: Any, highs: Any, shift: Any, index: Any, numel: int) -> int:
+    mask, place, at, last = (ONE << shift) - ONE, np.int64(index[0]), 0, np.int64(-1)
+    word = highs[0]
+    for i in range(1, index.size):
+        while not word:
+            at += 1
+            if at == highs.size:
+                return i
+            word = highs[at]
+        mark = at * LANES + np.int64(lowest(word))
+        word &= word - ONE
+        high = mark - last - 1
+        last = mark
+        if high > (numel >> shift):
+            return i
+        place += (high << shift) + np.int64(_get(lows, np.uint64(i - 1) * shift, mask)) + 1
+        if place >= numel:
+            return i
+        index[i] = place
+    return index.size
+
+
+def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> Tensor:
+    split = ((count - 1) * shift + 7) // 8
+    index = np.empty(count, NUMPY[index_dtype(numel)])
+    index[0] = first
+    lows, highs = in_words(packed[:split]), in_words(packed[split:])
+    return torch.from_numpy(index[: _unpack_rice(lows, highs, np.uint64(shift), index, numel)])
+
+
+# A bit for every position
+
+
+@compiled
+def _pack_marks(index: Any, words: Any) -> None:
+    for i in range(1, index.size):
+        mark = np.uint64(index[i] - index[0] - 1)
+        words[mark >> np.uint64(6)] |= ONE << (mark & (WIDTH - ONE))
+
+
+def pack_marks(index: Tensor) -> Tensor:
+    length = int(index[-1]) - int(index[0])
+    words = stream(length)
+    _pack_marks(view(index), words)
+    return in_bytes(words, length)
+
+
+@compiled
+def _count_marks(words: Any) -> int:
+    count = 0
+    for word in words:
+        while word:
+            count += 1
+            word &= word - ONE
+    return count
+
+
+@compiled
+def _unpack_marks(words: Any, index: Any, numel: int) -> int:
+    found, first = 1, np.int64(index[0])
+    for at in range(words.size):
+        word = words[at]
+        while word:
+            place = first + 1 + at * LANES + np.int64(lowest(word))
+            if place >= numel:
+                return found
+            index[found] = place
+            found += 1
+            word &= word - ONE
+    return found
+
+
+def unpack_marks(packed: Tensor, first: int, numel: int) -> Tensor:
+    words = in_words(packed)
+    index = np.empty(1 + _count_marks(words), NUMPY[index_dtype(numel)])
+    index[0] = first
+    return torch.from_numpy(index[: _unpack_marks(words, index, numel)])

@@ -1,0 +1,194 @@
+"""Selecting, with what is fused to it, at the speed of reading.
+
+A pass asks of 64 entries at once which of them pass (`lanes`), notes the words of answers that are not zero,
+and looks at the entries they name only at the end of a chunk. At the densities gradients are sent with that is
+one word in twenty; kept out of the stream of loads it costs almost nothing, inside it each would stall the stream.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.cpu.common import NUMPY, compiled, view
+from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, at_least, lowest, not_finite, square_exceeds
+from thinwire.kernels.reference import index_dtype
+
+CHUNK = 32  # words noted before their entries are looked at: 8 kB of float32, which the first cache still holds
+
+
+def room(numel: int, dtype: torch.dtype) -> Any:
+    """A first buffer for what a selection finds; it doubles when it must."""
+    return np.empty(numel // 1024 + 2 * LANES, NUMPY[dtype])
+
+
+@compiled
+def _grown(buffer: Any, used: int) -> Any:
+    larger = np.empty(2 * buffer.size, buffer.dtype)
+    larger[:used] = buffer[:used]
+    return larger
+
+
+@compiled
+def _at_least(x: Any, start: Any, bound: Any) -> Any:
+    if start + WIDTH <= np.uint64(x.size):
+        return at_least(x, start, bound)
+    word = NONE
+    for lane in range(np.uint64(x.size) - start):
+        word |= np.uint64(abs(x[start + lane]) >= bound) << lane
+    return word
+
+
+@compiled
+def _find(x: Any, begin: int, bound: Any, starts: Any, words: Any) -> int:
+    """Note which blocks of a chunk have entries that reach the bound, without a branch that could be mispredicted."""
+    hits = 0
+    for block in range(begin, min(begin + CHUNK * LANES, x.size), LANES):
+        starts[hits] = block
+        words[hits] = _at_least(x, np.uint64(block), bound)
+        hits += words[hits] != NONE
+    return hits
+
+
+@compiled
+def _places(start: Any, word: Any, index: Any, found: int) -> int:
+    while word:
+        index[found] = start + lowest(word)
+        found += 1
+        word &= word - ONE
+    return found
+
+
+@compiled
+def _select(x: Any, threshold: float, offset: int, index: Any, limit: int) -> Any:
+    bound, base, found = x.dtype.type(threshold), np.uint64(offset), 0
+    starts, words = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
+    for begin in range(0, x.size, CHUNK * LANES):
+        for hit in range(_find(x, begin, bound, starts, words)):
+            if found + LANES > index.size:
+                index = _grown(index, found)
+            found = _places(base + starts[hit], words[hit], index, found)
+        if found > limit:
+            break
+    return index[:found]
+
+
+def select(x: Tensor, threshold: float, lo: int, hi: int) -> Tensor:
+    index = room(hi - lo, index_dtype(x.numel()))
+    return torch.from_numpy(_select(view(x)[lo:hi], float(threshold), lo, index, hi))
+
+
+@compiled
+def _clear(x: Any, base: Any, start: Any, word: Any, index: Any, values: Any, found: int) -> int:
+    while word:
+        place = start + lowest(word)
+        index[found] = base + place
+        values[found] = x[place]
+        x[place] = 0
+        found += 1
+        word &= word - ONE
+    return found
+
+
+@compiled
+def _select_clear(x: Any, threshold: float, offset: int, index: Any, values: Any) -> Any:
+    bound, base, found = x.dtype.type(threshold), np.uint64(offset), 0
+    starts, words = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
+    for begin in range(0, x.size, CHUNK * LANES):
+        for hit in range(_find(x, begin, bound, starts, words)):
+            if found + LANES > index.size:
+                index, values = _grown(index, found), _grown(values, found)
+            found = _clear(x, base, starts[hit], words[hit], index, values, found)
+    return index[:found], values[:found]
+
+
+def select_clear(x: Tensor, threshold: float, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+    index, values = room(hi - lo, index_dtype(x.numel())), room(hi - lo, x.dtype)
+    index, values = _select_clear(view(x)[lo:hi], float(threshold), lo, index, values)
+    return torch.from_numpy(index), torch.from_numpy(values)
+
+
+@compiled
+def _accumulate_select_clear(into: Any, x: Any, threshold: float, index: Any, values: Any) -> Any:
+    bound, found = into.dtype.type(threshold), 0
+    starts, words = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
+    for begin in range(0, x.size, CHUNK * LANES):
+        hits = 0
+        for block in range(begin, min(begin + CHUNK * LANES, x.size), LANES):
+            start = np.uint64(block)
+            for place in range(start, min(start + WIDTH, np.uint64(x.size))):
+                into[place] += x[place]
+            starts[hits] = start
+            words[hits] = _at_least(into, start, bound)
+            hits += words[hits] != NONE
+        for hit in range(hits):
+            if found + LANES > index.size:
+                index, values = _grown(index, found), _grown(values, found)
+            found = _clear(into, NONE, starts[hit], words[hit], index, values, found)
+    return index[:found], values[:found]
+
+
+def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    index, values = room(x.numel(), index_dtype(x.numel())), room(x.numel(), x.dtype)
+    index, values = _accumulate_select_clear(view(into), view(x), float(threshold), index, values)
+    return torch.from_numpy(index), torch.from_numpy(values)
+
+
+@compiled
+def _square_exceeds(r: Any, v: Any, start: Any, alpha: Any) -> Any:
+    if start + WIDTH <= np.uint64(r.size):
+        return square_exceeds(r, v, start, alpha)
+    word = NONE
+    for lane in range(np.uint64(r.size) - start):
+        place = start + lane
+        word |= np.uint64(r[place] * r[place] > alpha * v[place]) << lane
+    return word
+
+
+@compiled
+def _variance_step(r: Any, v: Any, mean: Any, square: Any, alpha: float, zeta: float, index: Any) -> Any:
+    factor, decay, found = r.dtype.type(alpha), r.dtype.type(zeta), 0
+    starts, words = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
+    for begin in range(0, r.size, CHUNK * LANES):
+        hits = 0
+        for block in range(begin, min(begin + CHUNK * LANES, r.size), LANES):
+            start = np.uint64(block)
+            end = min(start + WIDTH, np.uint64(r.size))
+            for place in range(start, end):
+                r[place] += mean[place]
+                v[place] += square[place]
+            starts[hits] = start
+            words[hits] = _square_exceeds(r, v, start, factor)
+            hits += words[hits] != NONE
+            for place in range(start, end):
+                sure = r[place] * r[place] > factor * v[place]
+                v[place] = v[place] if sure else v[place] * decay
+        for hit in range(hits):
+            if found + LANES > index.size:
+                index = _grown(index, found)
+            found = _places(starts[hit], words[hit], index, found)
+    return index[:found]
+
+
+def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: float, zeta: float) -> Tensor:
+    index = room(r.numel(), index_dtype(r.numel()))
+    vectors = view(r), view(v), view(mean), view(square)
+    return torch.from_numpy(_variance_step(*vectors, float(alpha), float(zeta), index))
+
+
+@compiled
+def _finite(x: Any) -> bool:
+    whole, wrong = x.size - x.size % LANES, NONE
+    for begin in range(0, whole, CHUNK * LANES):
+        for block in range(begin, min(begin + CHUNK * LANES, whole), LANES):
+            wrong |= not_finite(x, np.uint64(block))
+        if wrong:
+            return False
+    for place in range(whole, x.size):
+        wrong |= np.uint64(not abs(x[place]) < np.inf)
+    return not wrong
+
+
+def finite(x: Tensor) -> bool:
+    return bool(_finite(view(x)))
