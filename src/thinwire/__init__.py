@@ -13,8 +13,10 @@ from thinwire.feedback import Adam as Adam
 from thinwire.feedback import ErrorFeedback as ErrorFeedback
 from thinwire.feedback import Momentum as Momentum
 from thinwire.methods import METHODS as METHODS
+from thinwire.methods.dad import DAD as DAD
 from thinwire.methods.dense import Dense as Dense
 from thinwire.methods.dgc import DGC as DGC
+from thinwire.methods.edad import EDAD as EDAD
 from thinwire.methods.powersgd import PowerSGD as PowerSGD
 from thinwire.methods.qsgd import QSGD as QSGD
 from thinwire.methods.random_block import RandomBlock as RandomBlock

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from thinwire.methods.dad import DAD
 from thinwire.methods.dense import Dense
 from thinwire.methods.dgc import DGC
+from thinwire.methods.edad import EDAD
 from thinwire.methods.powersgd import PowerSGD
 from thinwire.methods.qsgd import QSGD
 from thinwire.methods.random_block import RandomBlock
@@ -14,8 +16,10 @@ from thinwire.methods.top_k import TopK
 from thinwire.reducer import Reducer
 
 METHODS: dict[str, type[Reducer[Any, Any]]] = {
+    "DAD": DAD,
     "Dense": Dense,
     "DGC": DGC,
+    "EDAD": EDAD,
     "PowerSGD": PowerSGD,
     "QSGD": QSGD,
     "RandomBlock": RandomBlock,

@@ -42,7 +42,7 @@ class FactorReducer(Reducer[Factors, State], Generic[State]):
 
 @dataclass(frozen=True)
 class DAD(FactorReducer[None]):
-    """The exact mean gradient, from the workers' inputs and deltas. `unroll` runs RNN, GRU and LSTM modules as cells."""
+    """The exact mean gradient, from all workers' inputs and deltas. `unroll` runs RNN, GRU and LSTM as cells."""
 
     unroll: bool = False
 
