@@ -1,6 +1,8 @@
-"""What the workers of test_ddp.py run."""
+"""What the workers of test_ddp.py run. Each case is a function; `many` runs a list of them in one set of processes."""
 
-import io
+import traceback
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,124 +12,400 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 
+BUCKETS = {1: 25.0, 2: 0.006, 6: 0.0005}  # bucket_cap_mb that cuts `net()` into as many buckets
 
-def model() -> nn.Module:
+
+@dataclass
+class Failed:
+    error: str
+
+
+def many(calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    """The results of several cases; an error in one is its result."""
+    results: list[Any] = []
+    for name, arguments in calls:
+        try:
+            results.append(globals()[name](**arguments))
+        except Exception:
+            results.append(Failed(traceback.format_exc()))
+    return results
+
+
+def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 40), nn.LayerNorm(40), nn.ReLU(), nn.Linear(40, 4))
 
 
-def batches(steps: int, rank: int, rows: int = 8) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(100 + rank)
+def batches(steps: int, rows: int = 8) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(100 + dist.get_rank())
     truth = torch.randn(12, 4, generator=torch.Generator().manual_seed(9))
     return [(x, x @ truth) for x in torch.randn(steps, rows, 12, generator=generator)]
 
 
-def flat(module: nn.Module) -> Tensor:
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def weights(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().double() for p in module.parameters()])
 
 
-def train(ddp: nn.Module, data: list[tuple[Tensor, Tensor]], lr: float = 0.02) -> list[float]:
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
-    losses = []
-    for x, y in data:
+def gradient(module: nn.Module) -> Tensor:
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
+    return torch.cat([part.detach().flatten().double() for part in parts])
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: list[tuple[Tensor, Tensor]]) -> None:
+    for batch in data:
         optimizer.zero_grad()
-        loss = (ddp(x) - y).square().mean()
-        loss.backward()
+        loss_of(model, batch).backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
-def buckets(count: int) -> float:
-    """A bucket size, in MB, that cuts `model()` into about as many buckets."""
-    return {1: 25.0, 2: 0.006, 6: 0.0005}[count]
+def wrapped(spelling: str, model: nn.Module | None = None, cuts: int = 1, **options: Any) -> DDP:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", thinwire.MethodWarning)
+        return thinwire.wrap(model or net(), thinwire.parse(spelling), bucket_cap_mb=BUCKETS[cuts], **options)
 
 
-def laws(spelling: str, grain: str, bucket_count: int, overlap: bool, steps: int = 6) -> dict[str, Any]:
-    """Train a little and return what the laws speak of."""
-    rank = dist.get_rank()
-    seen: list[Tensor] = []
-    ddp = thinwire.wrap(
-        model(),
-        thinwire.parse(spelling),
-        grain=grain,
-        overlap=overlap,
-        bucket_cap_mb=buckets(bucket_count),
-    )
-    handle = thinwire.handle(ddp)
+def unsent(ddp: DDP) -> Tensor:
+    """What this rank was handed and has not sent, in the order of the parameters."""
+    by_name = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in ddp.module.named_parameters()}
+
+    def collect(state: Any) -> None:
+        for key, value in (state or {}).items():
+            if key in ("residual", "r") and isinstance(value, dict):
+                for name, tensor in value.items():
+                    by_name[name] += tensor.double()
+            elif isinstance(value, dict):
+                collect(value)
+
+    for group in thinwire.handle(ddp).state_dict()["groups"]:
+        collect(group["state"])
+    return torch.cat([t.flatten() for t in by_name.values()])
+
+
+# ── the laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def laws(spelling: str, steps: int = 6, **options: Any) -> dict[str, Any]:
+    ddp = wrapped(spelling, **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
-    totals: list[Tensor] = []
-    for x, y in batches(steps, rank):
-        reference = model()
-        reference.load_state_dict(ddp.module.state_dict())
-        (reference(x) - y).square().mean().backward()
-        seen.append(torch.cat([p.grad.flatten().double() for p in reference.parameters()]))
+    handed, applied, twin = torch.zeros_like(weights(ddp)), torch.zeros_like(weights(ddp)), net()
+    for batch in batches(steps):
+        twin.load_state_dict(ddp.module.state_dict())
+        twin.zero_grad()
+        loss_of(twin, batch).backward()
+        handed += gradient(twin)
         optimizer.zero_grad()
-        (ddp(x) - y).square().mean().backward()
-        totals.append(torch.cat([p.grad.flatten().double() for p in ddp.parameters()]))
+        loss_of(ddp, batch).backward()
+        applied += gradient(ddp)
         optimizer.step()
-    residual = torch.zeros_like(seen[0])
-    names = [n for n, _ in ddp.module.named_parameters()]
-    for group in handle.state_dict()["groups"]:
-        state = group["state"] or {}
-        for name, tensor in (state.get("residual") or state.get("r") or {}).items():
-            at = sum(p.numel() for n, p in list(ddp.module.named_parameters())[: names.index(name)])
-            residual[at : at + tensor.numel()] = tensor.flatten().double()
     return {
-        "gradients": torch.stack(seen).sum(0),
-        "applied": torch.stack(totals).sum(0),
-        "residual": residual,
-        "weights": flat(ddp.module),
-        "metrics": handle.metrics(),
-        "buckets": len(handle.buckets.last),
+        "handed": handed,
+        "applied": applied,
+        "unsent": unsent(ddp),
+        "weights": weights(ddp),
+        "metrics": thinwire.handle(ddp).metrics(),
     }
 
 
-def many_laws(cases: list[tuple[str, str, int, bool]]) -> list[dict[str, Any]]:
-    return [laws(*case) for case in cases]
+def dense_equals_ddp(steps: int, cuts: int, grain: str | None) -> bool:
+    plain = DDP(net(), bucket_cap_mb=BUCKETS[cuts])
+    ours = wrapped("Dense()", cuts=cuts, grain=grain)
+    for model in (plain, ours):
+        train(model, torch.optim.SGD(model.parameters(), lr=0.02), batches(steps))
+    return torch.equal(weights(plain), weights(ours))
 
 
-def dense_equals_ddp(steps: int, bucket_count: int, grain: str | None, half: bool = False) -> tuple[Tensor, Tensor]:
-    data = batches(steps, dist.get_rank())
-    plain = DDP(model(), bucket_cap_mb=buckets(bucket_count))
-    train(plain, data)
-    ours = thinwire.wrap(model(), thinwire.Dense(), grain=grain, bucket_cap_mb=buckets(bucket_count))
-    train(ours, data)
-    return flat(plain.module), flat(ours.module)
+def long_run(spelling: str, steps: int, cuts: int) -> tuple[float, float]:
+    ddp = wrapped(spelling, cuts=cuts)
+    data = batches(steps)
+    first = loss_of(ddp, data[0]).item()
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), data)
+    return first, loss_of(ddp, data[0]).item()
 
 
-def resumed(
-    spelling: str, grain: str, folder: str, first: int, steps: int, overlap: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Weights after `steps`, straight through and with a stop and a fresh start after `first` of them."""
-    rank = dist.get_rank()
-    data = batches(steps, rank)
+# ── restarts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def resumed(spelling: str, grain: str, folder: str, overlap: bool = False, first: int = 5, steps: int = 9) -> bool:
+    """Whether a run that is stopped and started anew goes on to the same bits."""
+    data, place = batches(steps), f"{folder}/{abs(hash((spelling, grain, overlap)))}"
 
     def fresh() -> tuple[DDP, torch.optim.Optimizer]:
-        ddp = thinwire.wrap(model(), thinwire.parse(spelling), grain=grain, overlap=overlap, bucket_cap_mb=buckets(2))
+        ddp = wrapped(spelling, cuts=2, grain=grain, overlap=overlap)
         return ddp, torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=0.9)
 
-    def go(ddp: DDP, optimizer: torch.optim.Optimizer, part: list[tuple[Tensor, Tensor]]) -> None:
-        for x, y in part:
-            optimizer.zero_grad()
-            (ddp(x) - y).square().mean().backward()
-            optimizer.step()
-
     straight, optimizer = fresh()
-    go(straight, optimizer, data)
-
+    train(straight, optimizer, data)
     stopped, optimizer = fresh()
-    go(stopped, optimizer, data[:first])
-    kept = io.BytesIO()
-    torch.save({"model": stopped.module.state_dict(), "optimizer": optimizer.state_dict()}, kept)
-    thinwire.handle(stopped).save(f"{folder}/{spelling}-{grain}")
+    train(stopped, optimizer, data[:first])
+    thinwire.handle(stopped).save(place)
     dist.barrier()
+    again, into = fresh()
+    again.module.load_state_dict(stopped.module.state_dict())
+    into.load_state_dict(optimizer.state_dict())
+    thinwire.handle(again).load(place)
+    train(again, into, data[first:])
+    return torch.equal(weights(straight), weights(again))
 
-    again, optimizer = fresh()
-    kept.seek(0)
-    saved = torch.load(kept, weights_only=True)
-    again.module.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    thinwire.handle(again).load(f"{folder}/{spelling}-{grain}")
-    go(again, optimizer, data[first:])
-    return flat(straight.module), flat(again.module)
+
+def save_after(spelling: str, folder: str, steps: int = 5) -> Tensor:
+    ddp = wrapped(spelling)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), batches(steps))
+    thinwire.handle(ddp).save(folder)
+    return unsent(ddp)
+
+
+def load_from(spelling: str, folder: str) -> tuple[Tensor, Tensor]:
+    """What is unsent right after loading, and the weights after going on for a while."""
+    ddp = wrapped(spelling)
+    thinwire.handle(ddp).load(folder)
+    loaded = unsent(ddp)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), batches(3))
+    return loaded, weights(ddp)
+
+
+def until_killed(spelling: str, grain: str, folder: str, steps: int, die_at: int | None) -> Tensor:
+    """Train with a checkpoint every other step, from the last one if there is one; one rank may die without a word."""
+    import os
+    import signal
+
+    rank = dist.get_rank()
+    ddp = wrapped(spelling, cuts=2, grain=grain)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=0.9)
+    done = [int(name) for name in sorted(os.listdir(folder)) if os.path.exists(f"{folder}/{name}/whole")]
+    start = max(done, default=0)
+    if start:
+        kept = torch.load(f"{folder}/{start:03d}/model-{rank}.pt", weights_only=True)
+        ddp.module.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        thinwire.handle(ddp).load(f"{folder}/{start:03d}")
+    for step, batch in list(enumerate(batches(steps)))[start:]:
+        if step == die_at and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(ddp, optimizer, [batch])
+        if (step + 1) % 2 == 0:
+            place = f"{folder}/{step + 1:03d}"
+            thinwire.handle(ddp).save(place)
+            torch.save(
+                {"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict()}, f"{place}/model-{rank}.pt"
+            )
+            dist.barrier()
+            if rank == 0:
+                open(f"{place}/whole", "w").close()
+            dist.barrier()
+    return weights(ddp)
+
+
+# ── bad steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Spike(nn.Module):
+    """A net whose gradient can be spoiled on one rank at one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.value = net(), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.value
+
+
+def bad_step(spelling: str, value: float, **options: Any) -> dict[str, Any]:
+    """Rank 1 meets `value` at step 4; the optimizer is guarded by a GradScaler."""
+    spiked = wrapped(spelling, Spike(), **options)
+    handle = thinwire.handle(spiked)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    handle.buckets.scaler = scaler
+    optimizer = torch.optim.SGD(spiked.parameters(), lr=0.02)
+    told: dict[str, Any] = {}
+    for step, batch in enumerate(batches(8)):
+        before = weights(spiked), handle.state_dict()["groups"]
+        spiked.module.value = value if step == 4 and dist.get_rank() == 1 else 1.0
+        optimizer.zero_grad()
+        scaler.scale(loss_of(spiked, batch)).backward()
+        if step == 4:
+            told["non-finite"] = not torch.isfinite(gradient(spiked)).all().item()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 4:
+            told["weights kept"] = torch.equal(before[0], weights(spiked))
+            told["state kept"] = same(before[1], handle.state_dict()["groups"])
+    told["finite"] = torch.isfinite(weights(spiked)).all().item()
+    told["weights"] = weights(spiked)
+    told["scale"] = scaler.get_scale()
+    return told
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees of tensors are equal to the bit."""
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def follows_the_scale(spelling: str) -> Tensor:
+    """The unsent gradient in unscaled units, after the loss scale has doubled twice."""
+    ddp = wrapped(spelling)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+    thinwire.handle(ddp).buckets.scaler = scaler
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    for batch in batches(8):
+        optimizer.zero_grad()
+        scale = scaler.get_scale()
+        scaler.scale(loss_of(ddp, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return unsent(ddp) / scale
+
+
+# ── disagreement ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def disagree(spellings: tuple[str, ...], widths: tuple[int, ...] = (4, 4)) -> str:
+    torch.manual_seed(0)
+    rank = dist.get_rank()
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, widths[rank]))
+    try:
+        # DDP itself refuses other shapes, so thinwire is attached to what one process would make alone.
+        ddp = DDP(nn.Sequential(nn.Linear(6, 4)))
+        ddp.module = model
+        thinwire.attach(ddp, thinwire.parse(spellings[rank]))
+    except thinwire.Disagreement as error:
+        return str(error)
+    return "no error"
+
+
+def lost_step(spelling: str) -> str:
+    """Rank 1 believes that it is a step further."""
+    ddp = wrapped(spelling)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), batches(3))
+    thinwire.handle(ddp).buckets.step += dist.get_rank()
+    try:
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), batches(1))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+def diverged(spelling: str) -> str:
+    ddp = wrapped(spelling, check_every=2)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    train(ddp, optimizer, batches(3))
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            next(ddp.parameters()).view(-1)[3] += 1e-6
+    try:
+        train(ddp, optimizer, batches(4))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+# ── models of all kinds ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Odd(nn.Module):
+    """A layer used twice, tied weights, a frozen one, one that is not used, a scalar, two dtypes."""
+
+    def __init__(self, unused: bool, half: bool):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.again, self.tied = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.tied.weight = self.first.weight
+        self.frozen, self.scale = nn.Linear(12, 12).requires_grad_(False), nn.Parameter(torch.tensor(1.0))
+        self.idle = nn.Linear(12, 12) if unused else nn.Identity()
+        self.last = nn.Linear(12, 4).to(torch.bfloat16 if half else torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.again(torch.tanh(self.again(self.first(x))))
+        x = self.scale * self.frozen(self.tied(x))
+        return self.last(x.to(self.last.weight.dtype)).float()
+
+
+def odd_model(spelling: str, unused: bool, half: bool, **options: Any) -> tuple[Tensor, float, float]:
+    ddp = wrapped(spelling, Odd(unused, half), find_unused_parameters=unused, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    data = batches(8)
+    first = loss_of(ddp, data[0]).item()
+    train(ddp, optimizer, data)
+    return weights(ddp), first, loss_of(ddp, data[0]).item()
+
+
+def accumulated(spelling: str, no_sync: bool, view: bool) -> Tensor:
+    """Gradient after two micro-batches, the third time round."""
+    ddp = wrapped(spelling, gradient_as_bucket_view=view)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    data = batches(6)
+    for one, other in zip(data[::2], data[1::2]):
+        optimizer.zero_grad()
+        if no_sync:
+            with ddp.no_sync():
+                loss_of(ddp, one).backward()
+        else:
+            loss_of(ddp, one).backward()
+        loss_of(ddp, other).backward()
+        total = gradient(ddp)
+        optimizer.step()
+    return total
+
+
+def conserved_when_accumulating(spelling: str) -> tuple[Tensor, Tensor]:
+    """Handed in, and applied plus unsent, over steps of two micro-batches without `no_sync`."""
+    ddp, twin = wrapped(spelling), net()
+    handed, applied = torch.zeros_like(weights(ddp)), torch.zeros_like(weights(ddp))
+    data = batches(8)
+    for one, other in zip(data[::2], data[1::2]):
+        ddp.zero_grad()
+        twin.zero_grad()
+        for batch in (one, other):
+            loss_of(ddp, batch).backward()
+            loss_of(twin, batch).backward()
+        handed += gradient(twin)
+        applied += gradient(ddp)
+    return handed, applied + unsent(ddp)
+
+
+def silent_hook() -> list[str]:
+    ddp = wrapped("ErrorFeedback(TopK(0.1))")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in batches(6):
+            loss_of(ddp, batch)  # a training step whose backward never comes
+    return [str(w.message) for w in caught if w.category is thinwire.MethodWarning]
+
+
+def bad_checkpoints(folder: str) -> dict[str, str]:
+    rank = dist.get_rank()
+    ddp = wrapped("ErrorFeedback(TopK(0.1))")
+    handle = thinwire.handle(ddp)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), batches(4))
+    path, before = handle.save(f"{folder}/good"), handle.state_dict()
+    raw, damaged = path.read_bytes(), f"{folder}/damaged{rank}"
+    (path.parent.parent / f"damaged{rank}").mkdir()
+    (path.parent.parent / f"damaged{rank}" / path.name).write_bytes(raw[: len(raw) // 2])
+    dist.barrier()
+    other = torch.load(path.parent / path.name.replace(f"0000{rank}-of", f"0000{1 - rank}-of"), weights_only=True)
+    another = thinwire.handle(wrapped("ErrorFeedback(TopK(0.2))")).state_dict()
+    told = {}
+    for what, attempt in {
+        "truncated": lambda: handle.load(damaged),
+        "another rank": lambda: handle.load_state_dict(other),
+        "another method": lambda: handle.load_state_dict(another),
+        "empty folder": lambda: handle.load(f"{folder}/nothing here"),
+        "not a state": lambda: handle.load_state_dict({"weights": 1}),
+        "other world, one file": lambda: handle.load_state_dict(before | {"world": 7}),
+    }.items():
+        try:
+            attempt()
+            told[what] = "no error"
+        except thinwire.CheckpointError as error:
+            told[what] = str(error)
+    told["unchanged"] = str(same(before, handle.state_dict()))
+    return told

@@ -6,10 +6,8 @@ a lane beside the backward pass takes them, else all after the last bucket.
 """
 
 import copy
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,8 +17,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from thinwire import agree, kernels, memory
+from thinwire.capture.costs import Costs, opened
 from thinwire.capture.groups import Arrived, Grain, Group, make_groups
-from thinwire.comm.base import Comm, Ledger
+from thinwire.comm.base import Comm
 from thinwire.comm.cast import CastComm
 from thinwire.lane import Inline, Lane
 from thinwire.reducer import MethodWarning, Moments, Reducer
@@ -35,22 +34,14 @@ class Watch(Protocol):
 
 
 @dataclass
-class Step:
+class Step(Costs):
     """One exchange under way."""
 
-    before: Ledger
     arrived: list[Arrived] = field(default_factory=list)
     futures: list[Future[Tensor]] = field(default_factory=list)
     started: int = 0  # groups handed to the lane
     finished: set[str] = field(default_factory=set)  # parameters whose gradient is final
     undo: list[tuple[Group, Any]] = field(default_factory=list)  # states as they were before this step
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("capture", "select", "apply"), 0.0))
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[phase] += time.perf_counter() - start
 
     def resolve(self, names: tuple[str, ...]) -> None:
         """Tell DDP of the buckets that are final now that these parameters are."""
@@ -77,7 +68,11 @@ class Buckets:
     ):
         self.ddp, self.reducer, self.comm, self.grain, self.lane = ddp, reducer, comm, grain, lane
         self.watch, self.check_every, self.scaler = watch, check_every, scaler
-        self.parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
+        self.parameters = {
+            name: parameter
+            for name, parameter in ddp.module.named_parameters()
+            if parameter.requires_grad and name not in ddp.parameters_to_ignore
+        }
         self.names = {p: n for n, p in self.parameters.items()}
         self.numel = sum(p.numel() for p in self.parameters.values())
         self.device = next(iter(self.parameters.values())).device
@@ -119,9 +114,11 @@ class Buckets:
 
     def _hook(self, bucket: Any) -> Future[Tensor]:
         now = self._now = self._now or self._begin()
-        parameters, last = bucket.parameters(), bucket.is_last()
+        parameters = bucket.parameters()
         names = tuple(self.names[p] for p in parameters)
         now.arrived.append(Arrived(names, tuple(p.shape for p in parameters), bucket.buffer()))
+        # Not bucket.is_last(): in the first step of a static graph DDP says so of no bucket.
+        last = sum(len(one.names) for one in now.arrived) == len(self.parameters)
         done: Future[Tensor] = Future(devices=[self.device] if self.device.type == "cuda" else None)
         now.futures.append(done)
 
@@ -139,29 +136,15 @@ class Buckets:
         return done
 
     def _begin(self) -> Step:
-        self.comm.ledger.clear()
         self._silent, self._exchanged = 0, True
         if self.scaler is not None and self.scaler.is_enabled() and self.scaler.get_scale() != self.scale:
             for group in self.groups:
                 memory.rescale(group.state, self.scaler.get_scale() / self.scale)
             self.scale = self.scaler.get_scale()
-        return Step(copy.copy(self.comm.ledger))
+        return Step(opened(self.comm.ledger))
 
     def _end(self, now: Step) -> None:
-        ledger, before = self.comm.ledger, now.before
-        exchange = ledger.seconds - before.seconds
-        self.last = {
-            "step": self.step,
-            "payload_bytes": ledger.payload - before.payload,
-            "wire_bytes": ledger.wire - before.wire,
-            "collectives": ledger.collectives - before.collectives,
-            "density": (ledger.picked - before.picked) / self.numel,
-            "fallbacks": ledger.fallbacks - before.fallbacks,
-            "capture_s": now.seconds["capture"],
-            "select_s": max(0.0, now.seconds["select"] - exchange),
-            "exchange_s": exchange,
-            "apply_s": now.seconds["apply"],
-        }
+        self.last = {"step": self.step} | now.told(self.comm.ledger, self.numel)
         self.step += 1
         if self.watch is not None:
             self.watch.clear()
