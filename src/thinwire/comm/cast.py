@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from thinwire.comm.base import Comm, Ledger
+from thinwire.comm.base import Comm
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -17,19 +17,17 @@ def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
 class CastComm:
     """Sends floating-point tensors as `carries`, and hands them back in the dtype they came in."""
 
-    def __init__(self, comm: Comm, carries: torch.dtype):
-        self.comm, self.carries = comm, carries
-        self.rank, self.world = comm.rank, comm.world
+    carries: torch.dtype | None
 
-    @property
-    def ledger(self) -> Ledger:
-        return self.comm.ledger
+    def __init__(self, comm: Comm, carries: torch.dtype):
+        self.comm, self.carries, self._dtype = comm, carries, carries
+        self.rank, self.world, self.ledger = comm.rank, comm.world, comm.ledger
 
     def _cast(self, x: Tensor) -> Tensor:
-        return saturated(x, self.carries) if x.is_floating_point() else x
+        return saturated(x, self._dtype) if x.is_floating_point() else x
 
     def all_mean(self, x: Tensor) -> Tensor:
-        return x.copy_(self.comm.all_mean(saturated(x, self.carries)))
+        return x.copy_(self.comm.all_mean(saturated(x, self._dtype)))
 
     def all_gather(self, x: Tensor) -> Tensor:
         return self.comm.all_gather(self._cast(x)).to(x.dtype)

@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
     start: int
     distance: int
-    count: int
+    length: int
 
 
 class Batch(NamedTuple):
@@ -37,10 +37,10 @@ class Batch(NamedTuple):
 
     def matrices(self, x: Tensor) -> list[Tensor]:
         size, base = (self.rows, self.columns), x.storage_offset()
-        return [x.as_strided((r.count, *size), (r.distance, size[1], 1), base + r.start) for r in self.runs]
+        return [x.as_strided((r.length, *size), (r.distance, size[1], 1), base + r.start) for r in self.runs]
 
     def split(self, factors: Tensor) -> tuple[Tensor, ...]:
-        return factors.split([run.count for run in self.runs])
+        return factors.split([run.length for run in self.runs])
 
 
 @dataclass
@@ -79,7 +79,7 @@ class PowerSGD(Reducer[Tensor, PowerSGDState]):
 
     def _first_right(self, batch: Batch, layout: Layout) -> Tensor:
         key = mix64(self.seed, group_key(layout), batch.rows, batch.columns)
-        count = sum(run.count for run in batch.runs)
+        count = sum(run.length for run in batch.runs)
         generator = torch.Generator().manual_seed(key >> 1)
         random = torch.randn(count, batch.columns, self.rank, generator=generator, dtype=torch.float64)
         return random.to(layout.device, layout.working)
@@ -112,9 +112,9 @@ class PowerSGD(Reducer[Tensor, PowerSGDState]):
 def _runs(starts: list[int]) -> list[Run]:
     runs = [Run(starts[0], 0, 1)]
     for here in starts[1:]:
-        start, distance, count = runs[-1]
-        if count == 1 or here - start == count * distance:
-            runs[-1] = Run(start, distance if count > 1 else here - start, count + 1)
+        start, distance, length = runs[-1]
+        if length == 1 or here - start == length * distance:
+            runs[-1] = Run(start, distance if length > 1 else here - start, length + 1)
         else:
             runs.append(Run(here, 0, 1))
     return runs
