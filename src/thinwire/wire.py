@@ -36,7 +36,10 @@ class WireError(ValueError):
 
 
 def encode(index: Tensor, values: Tensor, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Sorted indices below `numel`, and a value for each stored as `dtype`: round before, where the error must be kept."""
+    """Sorted indices below `numel`, and a value for each, stored as `dtype`.
+
+    Storing rounds: a caller that keeps the error rounds first.
+    """
     if dtype not in DTYPES:
         raise ValueError(f"values cannot be stored as {dtype}")
     if values.numel() != index.numel():
@@ -64,12 +67,10 @@ def decode_index(message: Tensor, numel: int) -> Tensor:
 
 
 def _message(index: Tensor, numel: int, kind: int, values: Tensor) -> Tensor:
-    count, first, codec, parameter, gaps = index.numel(), 0, WIDTH, 0, values.new_empty(0)
-    if count:
-        first = _checked_first(index, numel)
-        codec, parameter = _shortest(index)
-        gaps = _pack(index, codec, parameter)
-    header = struct.pack("<BBIHIH", codec | kind << 4, parameter, *_split(count), *_split(first))
+    codec, parameter = _shortest(index, numel)
+    gaps = _pack(index, codec, parameter) if index.numel() else values[:0]
+    first = int(index[0]) if index.numel() else 0
+    header = struct.pack("<BBIHIH", codec | kind << 4, parameter, *_split(index.numel()), *_split(first))
     message = values.new_empty(HEADER + gaps.numel() + values.numel())
     message[:HEADER] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     message[HEADER : HEADER + gaps.numel()] = gaps
@@ -81,15 +82,37 @@ def _split(number: int) -> tuple[int, int]:
     return number & 0xFFFFFFFF, number >> 32
 
 
-def _checked_first(index: Tensor, numel: int) -> int:
-    first, last = int(index[0]), int(index[-1])
-    if not (0 <= first and last < numel <= LARGEST and kernels.gap_range(index)[0] >= 0):
+def _shortest(index: Tensor, numel: int) -> tuple[int, int]:
+    """The codec and its parameter: the number of bits of a gap, or of its low part."""
+    if not index.numel():
+        return WIDTH, 0
+    narrowest, widest = kernels.gap_range(index)
+    if not (0 <= int(index[0]) <= int(index[-1]) < numel <= LARGEST and narrowest >= 0):
         raise ValueError(f"indices must be sorted, different and in [0, {numel})")
-    return first
+    if not widest:
+        return WIDTH, 0
+    shift, rice = _best_shift(index)
+    cost = {(MARKS, 0): _bits(index, MARKS, 0), (RICE, shift): rice}
+    cost[WIDTH, widest.bit_length()] = _bits(index, WIDTH, widest.bit_length())
+    return min(cost, key=lambda choice: cost[choice])
+
+
+def _best_shift(index: Tensor) -> tuple[int, int]:
+    """The shift with the shortest Rice code, and its length.
+
+    A further bit of shift costs a bit a gap and saves less than the one before: walk down to the minimum.
+    """
+    mean = (int(index[-1]) - int(index[0])) / (index.numel() - 1)
+    shift = max(int(0.69 * mean), 1).bit_length() - 1  # the best if gaps are geometric, or its neighbour
+    best = _bits(index, RICE, shift)
+    for step in (1, -1):
+        while shift + step >= 0 and (cost := _bits(index, RICE, shift + step)) < best:
+            shift, best = shift + step, cost
+    return shift, best
 
 
 def _bits(index: Tensor, codec: int, parameter: int) -> int:
-    """How long the indices after the first are: the one place that knows."""
+    """How long the indices after the first become: the one place that knows."""
     count = index.numel() - 1
     if codec == MARKS:
         return int(index[-1]) - int(index[0])
@@ -100,26 +123,6 @@ def _bits(index: Tensor, codec: int, parameter: int) -> int:
 
 def _bytes(bits: int) -> int:
     return (bits + 7) // 8
-
-
-def _shortest(index: Tensor) -> tuple[int, int]:
-    """The codec and its parameter: the number of bits of a gap, or of its low part."""
-    if index.numel() == 1:
-        return WIDTH, 0
-    width = kernels.gap_range(index)[1].bit_length()
-    choices = (WIDTH, width), (RICE, _best_shift(index)), (MARKS, 0)
-    return min(choices, key=lambda choice: _bits(index, *choice))
-
-
-def _best_shift(index: Tensor) -> int:
-    """Each further bit of shift costs a bit a gap and saves less than the one before: walk down to the minimum."""
-    mean = (int(index[-1]) - int(index[0])) / (index.numel() - 1)
-    shift = max(int(0.69 * mean), 1).bit_length() - 1  # the optimum if gaps are geometric, or its neighbour
-    best = _bits(index, RICE, shift)
-    for step in (1, -1):
-        while shift + step >= 0 and (cost := _bits(index, RICE, shift + step)) < best:
-            shift, best = shift + step, cost
-    return shift
 
 
 def _pack(index: Tensor, codec: int, parameter: int) -> Tensor:
@@ -151,9 +154,7 @@ def _read(message: Tensor, numel: int) -> tuple[Tensor, torch.dtype | None, Tens
     return index, dtype, message[end:]
 
 
-def _unpack(
-    packed: Tensor, codec: int, parameter: int, count: int, first: int, numel: int
-) -> Tensor | None:
+def _unpack(packed: Tensor, codec: int, parameter: int, count: int, first: int, numel: int) -> Tensor | None:
     """The indices, or None if these bytes are not those of `count` of them."""
     if not count:
         plain = (packed.numel(), codec, parameter, first) == (0, WIDTH, 0, 0)

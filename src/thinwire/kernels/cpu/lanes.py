@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
 from numba import extending
+from numba.core import cgutils, types
 
 LANES = 64
 ONE, NONE, WIDTH = np.uint64(1), np.uint64(0), np.uint64(LANES)  # numba makes floats of mixed signs

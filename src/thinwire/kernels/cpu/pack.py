@@ -11,6 +11,8 @@ from thinwire.kernels.cpu.common import NUMPY, compiled, view
 from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, below_zero, lowest
 from thinwire.kernels.reference import WORD_INDEX_BITS, WORD_STEPS, code_dtype, index_dtype
 
+SIX, LAST = np.uint64(6), WIDTH - ONE  # a bit's word is its place >> 6, and its place in the word that & 63
+
 
 def stream(bits: int) -> Any:
     """Zeros for that many bits, and a word to spare so that a code may be written across the end."""
@@ -28,27 +30,30 @@ def in_words(packed: Tensor) -> Any:
 
 
 @compiled
-def _put(words: Any, at: Any, code: Any) -> None:
-    word, shift = at >> np.uint64(6), at & (WIDTH - ONE)
-    words[word] |= code << shift
-    if shift:
-        words[word + ONE] |= code >> (WIDTH - shift)
+def _get(words: Any, at: Any, mask: Any) -> Any:
+    word, shift = at >> SIX, at & LAST
+    above = (words[word + ONE] << ONE) << (LAST - shift)  # in two shifts, because one by 64 is undefined
+    return ((words[word] >> shift) | above) & mask
 
 
 @compiled
-def _get(words: Any, at: Any, mask: Any) -> Any:
-    word, shift = at >> np.uint64(6), at & (WIDTH - ONE)
-    code = words[word] >> shift
-    if shift:
-        code |= words[word + ONE] << (WIDTH - shift)
-    return code & mask
+def _mark(words: Any, at: Any) -> None:
+    words[at >> SIX] |= ONE << (at & LAST)
 
 
 @compiled
 def _pack_bits(codes: Any, bits: Any, words: Any) -> None:
-    mask = (ONE << bits) - ONE
+    mask, word, filled, at = (ONE << bits) - ONE, NONE, NONE, NONE
     for i in range(codes.size):
-        _put(words, np.uint64(i) * bits, np.uint64(codes[i]) & mask)
+        code = np.uint64(codes[i]) & mask
+        word |= code << filled
+        filled += bits
+        if filled >= WIDTH:
+            words[at] = word
+            at += ONE
+            filled -= WIDTH
+            word = code >> (bits - filled)  # what did not fit
+    words[at] = word
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -105,7 +110,7 @@ def _pack_words(index: Any, values: Any, top: int, words: Any, kept: Any) -> int
     found = 0
     for i in range(index.size):
         mantissa, exponent = math.frexp(abs(values[i]))
-        nearest = exponent - np.int64(mantissa < 0.75)
+        nearest = exponent - 1 if mantissa < 0.75 else exponent
         steps = max(top - nearest, 0)
         kept[i] = steps <= WORD_STEPS and mantissa > 0
         if kept[i]:
@@ -151,38 +156,35 @@ def gap_sum(index: Tensor, shift: int) -> int:
     return _gap_sum(view(index), shift)
 
 
-@compiled
-def _pack_gaps(index: Any, shift: Any, lows: Any, highs: Any) -> None:
-    """The low `shift` bits of each gap into one stream, a mark after as many zeros as the rest says into another."""
-    mask, mark = (ONE << shift) - ONE, NONE
-    for i in range(1, index.size):
-        gap = np.uint64(index[i] - index[i - 1] - 1)
-        _put(lows, np.uint64(i - 1) * shift, gap & mask)
-        mark += gap >> shift
-        if highs.size:
-            highs[mark >> np.uint64(6)] |= ONE << (mark & (WIDTH - ONE))
-        mark += ONE
-
-
 def pack_gaps(index: Tensor, bits: int) -> Tensor:
-    length = (index.numel() - 1) * bits
-    lows = stream(length)
-    _pack_gaps(view(index), np.uint64(bits), lows, lows[:0])
-    return in_bytes(lows, length)
+    gaps = np.diff(view(index))
+    gaps -= 1
+    return pack_bits(torch.from_numpy(gaps), bits)
+
+
+@compiled
+def _mark_highs(index: Any, shift: Any, words: Any) -> None:
+    """A mark for each gap, after as many zeros as its high part says."""
+    at = NONE
+    for i in range(1, index.size):
+        at += np.uint64(index[i] - index[i - 1] - 1) >> shift
+        _mark(words, at)
+        at += ONE
 
 
 def pack_rice(index: Tensor, shift: int) -> Tensor:
-    low, high = (index.numel() - 1) * shift, index.numel() - 1 + gap_sum(index, shift)
-    lows, highs = stream(low), stream(high)
-    _pack_gaps(view(index), np.uint64(shift), lows, highs)
-    return torch.cat([in_bytes(lows, low), in_bytes(highs, high)])
+    length = index.numel() - 1 + gap_sum(index, shift)
+    highs = stream(length)
+    _mark_highs(view(index), np.uint64(shift), highs)
+    return torch.cat([pack_gaps(index, shift), in_bytes(highs, length)])
 
 
 @compiled
-def _unpack_gaps(lows: Any, bits: Any, index: Any, numel: int) -> int:
-    mask, place = (ONE << bits) - ONE, np.int64(index[0])
+def _unpack_gaps(words: Any, bits: Any, index: Any, numel: int) -> int:
+    mask, at, place = (ONE << bits) - ONE, NONE, np.int64(index[0])
     for i in range(1, index.size):
-        place += np.int64(_get(lows, np.uint64(i - 1) * bits, mask)) + 1
+        place += np.int64(_get(words, at, mask)) + 1
+        at += bits
         if place >= numel:
             return i
         index[i] = place
@@ -196,26 +198,24 @@ def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -
 
 
 @compiled
-def _unpack_rice(lows: Any, highs: Any, shift: Any, index: Any, numel: int) -> int:
-    mask, place, at, last = (ONE << shift) - ONE, np.int64(index[0]), 0, np.int64(-1)
-    word = highs[0]
-    for i in range(1, index.size):
-        while not word:
-            at += 1
-            if at == highs.size:
-                return i
-            word = highs[at]
-        mark = at * LANES + np.int64(lowest(word))
-        word &= word - ONE
-        high = mark - last - 1
-        last = mark
-        if high > (numel >> shift):
-            return i
-        place += (high << shift) + np.int64(_get(lows, np.uint64(i - 1) * shift, mask)) + 1
-        if place >= numel:
-            return i
-        index[i] = place
-    return index.size
+def _unpack_rice(lows: Any, highs: Any, shift: Any, index: Any, numel: int) -> Any:
+    mask, at, found = (ONE << shift) - ONE, NONE, ONE
+    place, last, highest = np.int64(index[0]), np.int64(-1), np.int64(numel) >> np.int64(shift)
+    for block in range(highs.size):
+        word = highs[block]
+        while word:
+            if found == np.uint64(index.size):
+                return found
+            mark = np.int64(block) * LANES + np.int64(lowest(word))
+            high, last = mark - last - 1, mark
+            place += (high << np.int64(shift)) + np.int64(_get(lows, at, mask)) + 1
+            if high > highest or place >= numel:
+                return found
+            index[found] = place
+            at += shift
+            found += ONE
+            word &= word - ONE
+    return found
 
 
 def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> Tensor:
@@ -232,8 +232,7 @@ def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) 
 @compiled
 def _pack_marks(index: Any, words: Any) -> None:
     for i in range(1, index.size):
-        mark = np.uint64(index[i] - index[0] - 1)
-        words[mark >> np.uint64(6)] |= ONE << (mark & (WIDTH - ONE))
+        _mark(words, np.uint64(index[i] - index[0] - 1))
 
 
 def pack_marks(index: Tensor) -> Tensor:
