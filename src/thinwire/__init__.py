@@ -13,6 +13,7 @@ from thinwire.feedback import Adam as Adam
 from thinwire.feedback import ErrorFeedback as ErrorFeedback
 from thinwire.feedback import Momentum as Momentum
 from thinwire.methods import METHODS as METHODS
+from thinwire.methods.auto_dad import AutoDAD as AutoDAD
 from thinwire.methods.dad import DAD as DAD
 from thinwire.methods.dense import Dense as Dense
 from thinwire.methods.dgc import DGC as DGC
@@ -21,6 +22,7 @@ from thinwire.methods.powersgd import PowerSGD as PowerSGD
 from thinwire.methods.qsgd import QSGD as QSGD
 from thinwire.methods.random_block import RandomBlock as RandomBlock
 from thinwire.methods.random_k import RandomK as RandomK
+from thinwire.methods.rank_dad import RankDAD as RankDAD
 from thinwire.methods.sign_sgd import SignSGD as SignSGD
 from thinwire.methods.threshold import Threshold as Threshold
 from thinwire.methods.top_k import TopK as TopK

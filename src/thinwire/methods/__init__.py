@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from thinwire.methods.auto_dad import AutoDAD
 from thinwire.methods.dad import DAD
 from thinwire.methods.dense import Dense
 from thinwire.methods.dgc import DGC
@@ -10,20 +11,25 @@ from thinwire.methods.powersgd import PowerSGD
 from thinwire.methods.qsgd import QSGD
 from thinwire.methods.random_block import RandomBlock
 from thinwire.methods.random_k import RandomK
+from thinwire.methods.rank_dad import RankDAD
+from thinwire.methods.rank_dad_published import PublishedRankDAD
 from thinwire.methods.sign_sgd import SignSGD
 from thinwire.methods.threshold import Threshold
 from thinwire.methods.top_k import TopK
 from thinwire.reducer import Reducer
 
 METHODS: dict[str, type[Reducer[Any, Any]]] = {
+    "AutoDAD": AutoDAD,
     "DAD": DAD,
     "Dense": Dense,
     "DGC": DGC,
     "EDAD": EDAD,
     "PowerSGD": PowerSGD,
+    "PublishedRankDAD": PublishedRankDAD,
     "QSGD": QSGD,
     "RandomBlock": RandomBlock,
     "RandomK": RandomK,
+    "RankDAD": RankDAD,
     "SignSGD": SignSGD,
     "Threshold": Threshold,
     "TopK": TopK,

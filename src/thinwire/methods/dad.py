@@ -60,8 +60,11 @@ class DAD(FactorReducer[None]):
         ]
 
 
-def exact(local: Factors, averaged: Collection[int], comm: Comm, out: Tensor) -> None:
-    """The mean gradient of every weight: the `averaged` ones are multiplied out first, the others' factors gathered."""
+def exact(local: Factors, averaged: Collection[int], comm: Comm, out: Tensor) -> Factors:
+    """The mean gradient of every weight: the `averaged` ones are multiplied out first, the others' factors gathered.
+
+    Returns the factors of all workers.
+    """
     views = split(out, local.shapes)
     others = [i for i, use in enumerate(local.uses) if use.weight not in averaged]
     pooled = factors.gather(local, others, comm)
@@ -77,6 +80,7 @@ def exact(local: Factors, averaged: Collection[int], comm: Comm, out: Tensor) ->
         comm.ledger.picked += sum(view.numel() for view in chosen)
         for view, mean in zip(chosen, exchange.mean_of(chosen, comm), strict=True):
             view.copy_(mean)
+    return pooled
 
 
 def split(flat: Tensor, shapes: tuple[torch.Size, ...]) -> list[Tensor]:

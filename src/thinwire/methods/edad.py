@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from thinwire import factors
+from thinwire import factors, memory
 from thinwire.comm import Comm
 from thinwire.comm.base import WIRE
 from thinwire.factors import Chain, Factors
@@ -31,7 +31,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.2, torc
 
 @dataclass
 class EDADState:
-    names: list[str]
+    names: list[str] = memory.derived()
 
 
 @dataclass(frozen=True)
