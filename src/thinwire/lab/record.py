@@ -25,6 +25,7 @@ class Run:
     method: str
     task: str
     model: str | None = None
+    metric: str = "accuracy"  # by which the task is judged: accuracy or loss
     workers: int = 2
     steps: int = 300
     batch: int = 32  # samples a worker takes a step

@@ -23,13 +23,15 @@ from thinwire.lab.tasks import Task, load_task
 
 
 def work(folders: list[Path], resume: bool, on_step: Callable[[Run, Line], None] = lambda *_: None) -> None:
-    """Join the workers that the launcher's environment names, and make the runs kept in `folders`."""
+    """Join the workers that the launcher's environment names, and make the runs kept in rank 0's `folders`."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     device = this_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, rank, world = next(rendezvous("env://"))
-    for folder in folders:
+    if rank == 0:
+        store.set("thinwire-folders", json.dumps([str(folder) for folder in folders]))
+    for folder in map(Path, json.loads(store.get("thinwire-folders"))):
         run = Run.read(folder)
         try:
             apart = dist.PrefixStore(str(folder), store)
@@ -56,22 +58,22 @@ def failure_file(folder: Path, rank: int) -> Path:
     return folder / f"failure{rank}.json"
 
 
-def end_with(pid: int) -> None:
+def end_with_launcher() -> None:
     """Leave at once when the process that started the run is no more, however it went."""
-    parent = os.getppid()
+    parent, launcher = os.getppid(), f"/proc/{os.environ.get('THINWIRE_LAUNCHER')}"
 
     def watch() -> None:
-        while os.getppid() == parent and os.path.exists(f"/proc/{pid}"):
+        while os.getppid() == parent and os.path.exists(launcher):
             time.sleep(0.5)
         os._exit(1)
 
-    if os.path.exists("/proc/self"):
+    if os.path.exists(launcher):
         threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
+    end_with_launcher()
     order = json.loads(Path(sys.argv[1]).read_text())
-    end_with(order["launcher"])
     work([Path(folder) for folder in order["folders"]], order["resume"])
 
 

@@ -60,7 +60,7 @@ def load_object(spelled: str, what: str) -> Callable[[], Any]:
         raise LabError(f"no {what} {spelled!r}: {error}; write my_module:make_{what}, run from its folder") from error
     if not callable(found):
         raise LabError(f"{spelled} is no function: write my_module:make_{what}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _guess(name: str, known: Iterable[str]) -> str:

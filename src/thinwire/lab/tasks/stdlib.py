@@ -63,7 +63,10 @@ def read_library(root: Path) -> Text:
     parts: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
     for i, file in enumerate(files):
         parts[{7: 1, 13: 2}.get(i % 20, 0)].append(file.read_bytes())
-    return Text(*[torch.frombuffer(bytearray(b"".join(parts[k])), dtype=torch.uint8) for k in range(3)])
+    training, validation, test = (
+        torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8) for part in parts.values()
+    )
+    return Text(training, validation, test)
 
 
 def per_byte(outputs: Tensor, targets: Tensor) -> Tensor:

