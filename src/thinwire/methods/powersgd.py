@@ -7,6 +7,10 @@ NeurIPS 2019 (recalled, and its authors' code read). Per matrix M, and Q from th
 
 so what stays is this worker's own error, not its distance from the mean. Vectors, and matrices for which two
 thin ones would be no smaller, travel whole in the first of the two messages.
+
+All workers share the space that P spans, and it follows their mean: where a worker differs from the others for
+good, outside that space, its residual grows, and cancels against theirs. Measured with constant gradients; so
+no worker's residual may be dropped by itself.
 """
 
 from dataclasses import dataclass
