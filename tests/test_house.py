@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "thinwire"
 
 # A module imports only from modules earlier in this order, so that a reader can go from one end to the other.
 ORDER = """comm rules factors reducer memory kernels wire exchange introspect feedback methods compose spelling agree
-lane capture checkpoint ddp local plan testing lab cli""".split()  # noqa: SIM905  a list to be read
+lane capture checkpoint ddp local plan testing lab cli __main__""".split()  # noqa: SIM905  a list to be read
 
 
 def part(module: str) -> str:
