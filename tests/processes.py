@@ -29,7 +29,7 @@ def launch(world: int, function: str, *, timeout: float = 90, **arguments: Any) 
         ]
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "src")]),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
         process = subprocess.Popen(

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thinwire import memory
-from thinwire.capture.groups import Group, layout_of
+from thinwire.capture.groups import Capture, Group, layout_of
 from thinwire.reducer import Reducer
 
 if TYPE_CHECKING:
-    from thinwire.capture.buckets import Buckets
     from thinwire.capture.layers import Layers
 
 FORMAT = 1
@@ -28,7 +27,7 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be used here; the message says why and what to do. Nothing was changed."""
 
 
-def state_dict(reducer: Reducer[Any, Any], buckets: "Buckets", layers: "Layers | None") -> dict[str, Any]:
+def state_dict(reducer: Reducer[Any, Any], buckets: Capture, layers: "Layers | None") -> dict[str, Any]:
     return {
         "format": FORMAT,
         "method": repr(reducer),
@@ -47,7 +46,7 @@ def state_dict(reducer: Reducer[Any, Any], buckets: "Buckets", layers: "Layers |
 
 def load_state_dict(
     reducer: Reducer[Any, Any],
-    buckets: "Buckets",
+    buckets: Capture,
     layers: "Layers | None",
     states: dict[str, Any] | list[dict[str, Any]],
 ) -> None:
@@ -82,7 +81,7 @@ def load_state_dict(
 
 
 def _group(
-    position: int, chosen: list[dict[str, Any]], reducer: Reducer[Any, Any], buckets: "Buckets", joins: bool
+    position: int, chosen: list[dict[str, Any]], reducer: Reducer[Any, Any], buckets: Capture, joins: bool
 ) -> Group:
     try:
         layout = layout_of(chosen[0]["groups"][position]["names"], buckets.parameters)
@@ -97,7 +96,7 @@ def _group(
     return Group(layout, state)
 
 
-def _check(state: Any, reducer: Reducer[Any, Any], buckets: "Buckets") -> None:
+def _check(state: Any, reducer: Reducer[Any, Any], buckets: Capture) -> None:
     if not isinstance(state, dict) or not _KEYS <= state.keys():
         raise CheckpointError(
             "this is not a state that handle.state_dict() made, or only a part of one: take an earlier checkpoint"

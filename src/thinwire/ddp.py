@@ -1,6 +1,8 @@
 """The front door: a model in, the same model trained with fewer bytes out."""
 
+import logging
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from thinwire import agree, checkpoint, kernels, memory
 from thinwire.capture.buckets import Buckets
-from thinwire.capture.groups import Grain
+from thinwire.capture.groups import Capture, Grain
 from thinwire.comm import Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.feedback import ErrorFeedback
@@ -24,53 +26,47 @@ from thinwire.reducer import Factors, Layout, MethodWarning, Moments, Reducer, i
 if TYPE_CHECKING:
     from thinwire.capture.layers import Layers
 
-_HANDLES: "WeakKeyDictionary[nn.Module, Handle]" = WeakKeyDictionary()
+_LOG = logging.getLogger("thinwire")
+_HANDLES: "WeakKeyDictionary[nn.Module, DDPHandle]" = WeakKeyDictionary()
 
 
-class Handle:
+class Handle(ABC):
     """What thinwire knows of one model: bytes, metrics, state."""
 
-    def __init__(self, reducer: Reducer[Any, Any], buckets: Buckets, layers: "Layers | None" = None):
-        self.reducer, self.buckets, self.layers = reducer, buckets, layers
+    def __init__(self, capture: Capture):
+        self.capture = capture
 
     @property
     def ledger(self) -> Ledger:
         """Everything this worker has sent so far."""
-        return self.buckets.comm.ledger
+        return self.capture.comm.ledger
 
     def metrics(self) -> dict[str, float]:
-        """What the last step cost and what the method says of it; see the page on metrics for each name."""
-        found = dict(self.buckets.last)
-        groups = self.buckets.groups
-        told = [self.buckets.reducer.metrics(group.state) for group in groups]
+        """What the last exchange cost and what the method says of it; see the page on metrics for each name."""
+        found = dict(self.capture.last)
+        told = [self.capture.reducer.metrics(group.state) for group in self.capture.groups]
         for key in dict.fromkeys(key for one in told for key in one):
             values = [one[key] for one in told if key in one]
             found[key] = sum(values) / len(values)
         found["residual_norm"] = self.residual_norm()
-        if self.layers is not None:
-            found |= self.layers.metrics()
         return found
 
     def residual_norm(self) -> float:
         """The length of all that this worker has been handed and has not sent."""
         squares = 0.0
-        for group in self.buckets.groups:
+        for group in self.capture.groups:
             for name, tensor in memory.entry_tensors(group.state).items():
                 if name.split(".")[-1] in ("residual", "r"):
                     squares += float(torch.linalg.vector_norm(tensor)) ** 2
         return squares**0.5
 
-    def plan(self) -> list[dict[str, Any]]:
-        """How each layer goes, for methods that choose by layer."""
-        return [] if self.layers is None else self.layers.plan()
-
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, which `torch.load(weights_only=True)` takes; every rank has its own."""
-        return checkpoint.state_dict(self.reducer, self.buckets, self.layers)
 
+    @abstractmethod
     def load_state_dict(self, states: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Go on from this rank's own state, or from those of all ranks of a run with another number of workers."""
-        checkpoint.load_state_dict(self.reducer, self.buckets, self.layers, states)
 
     def save(self, folder: str | Path) -> Path:
         """Write this rank's state into `folder`, whole or not at all."""
@@ -78,10 +74,34 @@ class Handle:
 
     def load(self, folder: str | Path) -> None:
         """Go on from what `save` wrote on all ranks, be they as many as now or not."""
-        self.load_state_dict(checkpoint.read(Path(folder), self.buckets.comm.rank, self.buckets.comm.world))
+        self.load_state_dict(checkpoint.read(Path(folder), self.capture.comm.rank, self.capture.comm.world))
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Leave the model alone. Residuals that were not sent are dropped."""
+
+
+class DDPHandle(Handle):
+    """The handle of a DDP module. After `detach` its gradients are averaged densely."""
+
+    def __init__(self, reducer: Reducer[Any, Any], buckets: Buckets, layers: "Layers | None" = None):
+        super().__init__(buckets)
+        self.reducer, self.buckets, self.layers = reducer, buckets, layers
+
+    def metrics(self) -> dict[str, float]:
+        return super().metrics() | ({} if self.layers is None else self.layers.metrics())
+
+    def plan(self) -> list[dict[str, Any]]:
+        """How each layer goes, for methods that choose by layer."""
+        return [] if self.layers is None else self.layers.plan()
+
+    def state_dict(self) -> dict[str, Any]:
+        return checkpoint.state_dict(self.reducer, self.buckets, self.layers)
+
+    def load_state_dict(self, states: dict[str, Any] | list[dict[str, Any]]) -> None:
+        checkpoint.load_state_dict(self.reducer, self.buckets, self.layers, states)
 
     def detach(self) -> None:
-        """Leave: gradients are averaged densely from now on. Residuals that were not sent are dropped."""
         self.buckets.detach()
         if self.layers is not None:
             self.layers.detach()
@@ -119,7 +139,7 @@ def wrap(
     if reducer.wants is Factors:
         from thinwire.capture.layers import Layers
 
-        layers = Layers(model, reducer, TorchComm(_own_group(group)), share=share, boundary=boundary)
+        layers = Layers(model, reducer, TorchComm(own_group(group)), share=share, boundary=boundary)
         DDP._set_params_and_buffers_to_ignore_for_model(model, layers.ignored)
         rest = Dense()
     wrapped = DDP(model, process_group=process_group, **ddp)
@@ -138,7 +158,7 @@ def attach(
     loss: Literal["mean", "sum"] = "mean",
     check_every: int = 100,
     scaler: Any = None,
-) -> Handle:
+) -> DDPHandle:
     """Put `reducer` in place of the all-reduce of a DDP module that somebody else made. Options as for `wrap`."""
     if not isinstance(ddp_model, DDP):
         raise TypeError(
@@ -149,7 +169,7 @@ def attach(
     return _attach(ddp_model, reducer, reducer, None, grain, overlap, loss, check_every, scaler)
 
 
-def handle(ddp_model: nn.Module) -> Handle:
+def handle(ddp_model: nn.Module) -> DDPHandle:
     """The handle of a module that went through `wrap` or `attach`."""
     if ddp_model not in _HANDLES:
         raise KeyError("this module has no thinwire handle: it must be what wrap() returned or attach() was given")
@@ -166,18 +186,19 @@ def _attach(
     loss: Literal["mean", "sum"],
     check_every: int,
     scaler: Any,
-) -> Handle:
+) -> DDPHandle:
     if ddp in _HANDLES:
         raise RuntimeError("this DDP module has a thinwire method already: detach it, and wrap a new DDP module")
     plain = _averages_everything(rest)
     grain = grain or ("bucket" if plain else "model")
     if grain not in ("tensor", "bucket", "model"):
         raise ValueError(f"grain must be 'tensor', 'bucket' or 'model', not {grain!r}")
-    comm = TorchComm(_own_group(ddp.process_group))
+    comm = TorchComm(own_group(ddp.process_group))
     device = next(ddp.parameters()).device
     agree.compare(_description(ddp, reducer, grain), comm, device)
-    _warn_without_memory(reducer)
-    kernels.warm(torch.float32)
+    warn_without_memory(reducer, stacklevel=4)
+    if not plain:
+        warm_kernels(comm.rank)
     lane: Lane = Beside(device) if (plain if overlap is None else overlap) else Inline()
     watch = None
     if rest.wants is Moments:
@@ -185,15 +206,22 @@ def _attach(
 
         watch = MomentWatch(ddp.module, loss)
     buckets = Buckets(ddp, rest, comm, grain=grain, lane=lane, watch=watch, check_every=check_every, scaler=scaler)
-    _HANDLES[ddp] = Handle(reducer, buckets, layers)
+    _HANDLES[ddp] = DDPHandle(reducer, buckets, layers)
     return _HANDLES[ddp]
 
 
-def _own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A process group for thinwire alone, so that nobody's collectives interleave with its own."""
     everyone = dist.get_world_size(group) == dist.get_world_size()
     ranks = None if everyone else dist.get_process_group_ranks(group)
     return dist.new_group(ranks, use_local_synchronization=not everyone)
+
+
+def warm_kernels(rank: int) -> None:
+    """Compile now what would else be compiled in the middle of training."""
+    seconds = kernels.warm(torch.float32)
+    if seconds > 1 and rank == 0:
+        _LOG.warning("loading kernels took %.1f s; what was compiled is cached for the next run", seconds)
 
 
 def _averages_everything(reducer: Reducer[Any, Any]) -> bool:
@@ -211,12 +239,12 @@ def _description(ddp: DDP, reducer: Reducer[Any, Any], grain: str) -> dict[str, 
     }
 
 
-def _warn_without_memory(reducer: Reducer[Any, Any]) -> None:
+def warn_without_memory(reducer: Reducer[Any, Any], stacklevel: int) -> None:
     parts = inner_reducers(reducer)
     if any(part.needs_memory for part in parts) and not any(isinstance(part, ErrorFeedback) for part in parts):
         warnings.warn(
             f"{reducer!r} never sends what it leaves out, so the model it trains is biased. "
             f"Write ErrorFeedback({reducer!r}) to send it later.",
             MethodWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )

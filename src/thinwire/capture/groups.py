@@ -6,11 +6,12 @@ to be what one bucket holds, side by side, the bucket itself is the flat vector 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.comm import Comm
 from thinwire.reducer import Layout, Reducer
 
 Grain = Literal["tensor", "bucket", "model"]
@@ -68,6 +69,19 @@ class Group:
                 start = sum(shape.numel() for shape in bucket.shapes[:at])
                 return bucket.buffer[start : start + self.layout.numel]
         return None
+
+
+class Capture(Protocol):
+    """What takes from a model what a reducer reduces, and owns the reducer's states."""
+
+    reducer: Reducer[Any, Any]
+    comm: Comm
+    grain: Any
+    parameters: dict[str, nn.Parameter]
+    groups: list[Group]
+    step: int
+    scale: float
+    last: dict[str, float]
 
 
 def make_groups(arrived: list[Arrived], grain: Grain, reducer: Reducer[Any, Any]) -> list[Group]:
