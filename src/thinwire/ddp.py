@@ -5,7 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,15 +16,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from thinwire import agree, checkpoint, kernels, memory
 from thinwire.capture.buckets import Buckets
 from thinwire.capture.groups import Capture, Grain
+from thinwire.capture.layers import Layers
+from thinwire.capture.moments import MomentWatch
 from thinwire.comm import Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.feedback import ErrorFeedback
 from thinwire.lane import Beside, Inline, Lane
+from thinwire.methods.dad import FactorReducer
 from thinwire.methods.dense import Dense
-from thinwire.reducer import Factors, Layout, MethodWarning, Moments, Reducer, inner_reducers
-
-if TYPE_CHECKING:
-    from thinwire.capture.layers import Layers
+from thinwire.reducer import Layout, MethodWarning, Moments, Reducer, inner_reducers
 
 _LOG = logging.getLogger("thinwire")
 _HANDLES: "WeakKeyDictionary[nn.Module, DDPHandle]" = WeakKeyDictionary()
@@ -84,7 +84,7 @@ class Handle(ABC):
 class DDPHandle(Handle):
     """The handle of a DDP module. After `detach` its gradients are averaged densely."""
 
-    def __init__(self, reducer: Reducer[Any, Any], buckets: Buckets, layers: "Layers | None" = None):
+    def __init__(self, reducer: Reducer[Any, Any], buckets: Buckets, layers: Layers | None = None):
         super().__init__(buckets)
         self.reducer, self.buckets, self.layers = reducer, buckets, layers
 
@@ -114,7 +114,6 @@ def wrap(
     *,
     grain: Grain | None = None,
     overlap: bool | None = None,
-    loss: Literal["mean", "sum"] = "mean",
     share: Callable[[str], bool] | None = None,
     boundary: Callable[[str, Tensor], Tensor] | None = None,
     check_every: int = 100,
@@ -126,9 +125,8 @@ def wrap(
 
     grain: what one call of the method sees: each tensor, each of DDP's buckets, or the whole model in one vector.
     overlap: reduce beside the backward pass. check_every: steps between looks at whether replicas are still equal.
-    loss: how the loss sums over the batch, for methods that look at single samples. scaler: the GradScaler, if
-    there is one, so that residuals follow its scale. share, boundary: see distributed auto-differentiation.
-    Everything else goes to DDP.
+    scaler: the GradScaler, if there is one, so that residuals follow its scale. share, boundary: see distributed
+    auto-differentiation. Everything else goes to DDP.
     """
     if grain is None and not _averages_everything(reducer):
         # One bucket for all, so that the whole gradient lies in one vector and nothing is copied.
@@ -136,16 +134,14 @@ def wrap(
     group = process_group or dist.distributed_c10d._get_default_group()
     layers = None
     rest = reducer
-    if reducer.wants is Factors:
-        from thinwire.capture.layers import Layers
-
+    if isinstance(reducer, FactorReducer):
         layers = Layers(model, reducer, TorchComm(own_group(group)), share=share, boundary=boundary)
         DDP._set_params_and_buffers_to_ignore_for_model(model, layers.ignored)
         rest = Dense()
     wrapped = DDP(model, process_group=process_group, **ddp)
     if layers is not None:
         layers.install(wrapped)
-    _attach(wrapped, reducer, rest, layers, grain, overlap, loss, check_every, scaler)
+    _attach(wrapped, reducer, rest, layers, grain, overlap, check_every, scaler)
     return wrapped
 
 
@@ -155,7 +151,6 @@ def attach(
     *,
     grain: Grain | None = None,
     overlap: bool | None = None,
-    loss: Literal["mean", "sum"] = "mean",
     check_every: int = 100,
     scaler: Any = None,
 ) -> DDPHandle:
@@ -164,9 +159,9 @@ def attach(
         raise TypeError(
             f"attach wants a DistributedDataParallel module, not {type(ddp_model).__name__}: use wrap(model, ...)"
         )
-    if reducer.wants is Factors:
+    if isinstance(reducer, FactorReducer):
         raise TypeError(f"{type(reducer).__name__} replaces layers before DDP sees them: use thinwire.wrap(model, ...)")
-    return _attach(ddp_model, reducer, reducer, None, grain, overlap, loss, check_every, scaler)
+    return _attach(ddp_model, reducer, reducer, None, grain, overlap, check_every, scaler)
 
 
 def handle(ddp_model: nn.Module) -> DDPHandle:
@@ -180,10 +175,9 @@ def _attach(
     ddp: DDP,
     reducer: Reducer[Any, Any],
     rest: Reducer[Any, Any],
-    layers: "Layers | None",
+    layers: Layers | None,
     grain: Grain | None,
     overlap: bool | None,
-    loss: Literal["mean", "sum"],
     check_every: int,
     scaler: Any,
 ) -> DDPHandle:
@@ -200,11 +194,7 @@ def _attach(
     if not plain:
         warm_kernels(comm.rank)
     lane: Lane = Beside(device) if (plain if overlap is None else overlap) else Inline()
-    watch = None
-    if rest.wants is Moments:
-        from thinwire.capture.moments import MomentWatch
-
-        watch = MomentWatch(ddp.module, loss)
+    watch = MomentWatch(ddp.module) if rest.wants is Moments else None
     buckets = Buckets(ddp, rest, comm, grain=grain, lane=lane, watch=watch, check_every=check_every, scaler=scaler)
     _HANDLES[ddp] = DDPHandle(reducer, buckets, layers)
     return _HANDLES[ddp]

@@ -28,7 +28,7 @@ from thinwire.reducer import MethodWarning, Moments, Reducer
 class Watch(Protocol):
     """Second moments of the gradients, as `capture.moments` keeps them."""
 
-    def squares(self, name: str, grad: Tensor) -> Tensor: ...
+    def squares(self, name: str) -> Tensor: ...
     def clear(self) -> None: ...
     def detach(self) -> None: ...
 
@@ -222,8 +222,7 @@ class Buckets:
         local: Any = vector
         if self.watch is not None:
             with now.timed("capture"):
-                grads = zip(layout.names, layout.views(vector), strict=True)
-                squares = [self.watch.squares(name, grad).flatten() for name, grad in grads]
+                squares = [self.watch.squares(name).flatten() for name in layout.names]
                 local = Moments(vector, torch.cat(squares).to(vector.dtype))
         half = layout.dtype is not layout.working
         comm = CastComm(self.comm, layout.dtype) if half and self.comm.carries is None else self.comm
