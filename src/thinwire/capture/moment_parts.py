@@ -24,8 +24,8 @@ class Parts(Protocol):
     def total(self) -> Tensor:
         """The sum of all parts, the plain way."""
 
-    def squares(self) -> Tensor | None:
-        """The sum of their squares, where that takes no forming of parts."""
+    def add_squares(self, to: Tensor) -> bool:
+        """Add the sum of their squares, where that takes no forming of parts; whether it does."""
 
 
 def wide(x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Products:
 
     @property
     def samples(self) -> int:
-        return len(self.inputs)
+        return self.inputs.shape[0]
 
     def form(self, some: slice) -> Tensor:
         return torch.bmm(self.deltas[some].mT, self.inputs[some])
@@ -50,11 +50,12 @@ class Products:
     def total(self) -> Tensor:
         return self.deltas.flatten(0, 1).T @ self.inputs.flatten(0, 1)
 
-    def squares(self) -> Tensor | None:
+    def add_squares(self, to: Tensor) -> bool:
         if self.inputs.shape[1] != 1:
-            return None
+            return False
         # (y x)^2 = y^2 x^2: without a sequence to sum over first, one more matrix product does.
-        return wide(self.deltas[:, 0]).square().T @ wide(self.inputs[:, 0]).square()
+        to.addmm_(wide(self.deltas[:, 0]).square().T, wide(self.inputs[:, 0]).square())
+        return True
 
 
 @dataclass
@@ -68,25 +69,24 @@ class Patches:
 
     @property
     def samples(self) -> int:
-        return len(self.inputs)
+        return self.inputs.shape[0]
 
     def form(self, some: slice) -> Tensor:
-        # Samples side by side as groups of one big convolution: its weight gradient is theirs, apart.
-        inputs, deltas = self.inputs[some], self.deltas[some]
-        n, stride, padding, dilation, groups = len(inputs), *self.geometry
-        weight = self.weight.expand(n, *self.weight.shape).flatten(0, 1)
-        geometry = stride, padding, dilation, n * groups
-        deltas = deltas.reshape(1, -1, *deltas.shape[2:])
-        inputs = inputs.reshape(1, -1, *inputs.shape[2:])
-        parts = convolution_backward(deltas, inputs, weight, geometry, (False, True))[1]
-        return parts.view(n, *self.weight.shape)
+        inputs, deltas, weight, geometry = self.inputs[some], self.deltas[some], self.weight, self.geometry
+        n = inputs.shape[0]
+        if n > 1:
+            # Samples side by side as groups of one convolution: its weight gradient is theirs, apart.
+            inputs, deltas = inputs.flatten(0, 1).unsqueeze(0), deltas.flatten(0, 1).unsqueeze(0)
+            weight = weight.expand(n, *weight.shape).flatten(0, 1)
+            geometry = *geometry[:3], n * geometry[3]
+        return convolution_backward(deltas, inputs, weight, geometry, (False, True))[1].view(n, *self.weight.shape)
 
     def total(self) -> Tensor:
         wanted = (False, True)
         return convolution_backward(self.deltas, self.inputs, self.weight, self.geometry, wanted)[1]
 
-    def squares(self) -> Tensor | None:
-        return None
+    def add_squares(self, to: Tensor) -> bool:
+        return False
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Rows:
 
     @property
     def samples(self) -> int:
-        return len(self.rows)
+        return self.rows.shape[0]
 
     def form(self, some: slice) -> Tensor:
         return self.rows[some]
@@ -105,8 +105,9 @@ class Rows:
     def total(self) -> Tensor:
         return self.rows.sum(0)
 
-    def squares(self) -> Tensor | None:
-        return wide(self.rows).square().sum(0)
+    def add_squares(self, to: Tensor) -> bool:
+        to += wide(self.rows).square().sum(0)
+        return True
 
 
 @dataclass
@@ -120,7 +121,7 @@ class Tokens:
 
     @property
     def samples(self) -> int:
-        return len(self.ids)
+        return self.ids.shape[0]
 
     def form(self, some: slice) -> Tensor:
         ids, deltas = self.ids[some], self.deltas[some] * (self.ids[some] != self.padding).unsqueeze(-1)
@@ -131,14 +132,14 @@ class Tokens:
     def total(self) -> Tensor:
         return torch.ops.aten.embedding_dense_backward(self.deltas, self.ids, self.height, self.padding, False)
 
-    def squares(self) -> Tensor | None:
+    def add_squares(self, to: Tensor) -> bool:
         learns = self.ids != self.padding
         deltas = wide(self.deltas[learns])
         # A token that one sample holds twice is one key: its deltas are summed before they are squared.
         keys, place = self._keys(self.ids)[learns].unique(return_inverse=True)
         sums = deltas.new_zeros(len(keys), deltas.shape[-1]).index_add_(0, place, deltas)
-        squares = deltas.new_zeros(self.height, deltas.shape[-1])
-        return squares.index_add_(0, keys % self.height, sums.square_())
+        to.index_add_(0, keys % self.height, sums.square_())
+        return True
 
     def _keys(self, ids: Tensor) -> Tensor:
         return ids + self.height * torch.arange(len(ids), device=ids.device).unsqueeze(-1)

@@ -101,8 +101,8 @@ class _Affine(torch.autograd.Function):
     ) -> Tensor:
         ctx.call, ctx.names, ctx.shape = call, names, shape
         ctx.save_for_backward(h, weight)
-        scale = weight.view(shape)
-        return (h * scale if bias is None else torch.addcmul(bias.view(shape), h, scale)).to(h.dtype)
+        y = h * weight.view(shape)
+        return (y if bias is None else y.add_(bias.view(shape))).to(h.dtype)
 
     @staticmethod
     @once_differentiable

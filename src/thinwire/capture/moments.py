@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from thinwire.capture.moment_parts import Parts, Products, wide
 from thinwire.capture.moment_rules import Names, Rule, rule_of
 
-PARTS_AT_ONCE = 1 << 16  # entries of per-sample gradients formed together, unless told: they stay in the cache
+PARTS_AT_ONCE = 1 << 15  # entries of per-sample gradients formed together, unless told: they stay in the cache
 TOLERANCE = 0.01  # how far parts may be from adding up to a gradient: sums in half precision are that rough
 
 
@@ -175,15 +175,13 @@ class Pass:
 
 def add_squares(squares: Tensor, parts: Parts, chunk: int | None) -> Tensor:
     """Add the sum over the samples of their squared parts; returns the sum of the parts."""
-    short = parts.squares()
-    if short is not None:
-        squares += short
+    if parts.add_squares(squares):
         return parts.total()
     total = torch.zeros_like(squares)
     for some in chunks(parts.samples, squares.numel(), chunk):
         formed = wide(parts.form(some))
-        total += formed.sum(0)
-        squares += formed.square_().sum(0)
+        total += formed[0] if formed.shape[0] == 1 else formed.sum(0)
+        _add_squared(squares, formed)
     return total
 
 
@@ -198,6 +196,13 @@ def add_squares_of_sums(squares: Tensor, uses: list[Parts], chunk: int | None) -
         formed = wide(uses[0].form(some))
         for use in uses[1:]:
             formed = formed + use.form(some)
+        _add_squared(squares, formed)
+
+
+def _add_squared(squares: Tensor, formed: Tensor) -> None:
+    if formed.shape[0] == 1:  # the usual case in large layers, in one pass
+        squares.addcmul_(formed[0], formed[0])
+    else:
         squares += formed.square().sum(0)
 
 
