@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire import plan as planner
-from thinwire.factors import Factors
 from thinwire.lab import LabError, show
 from thinwire.lab import probe as prober
 from thinwire.lab.catalogue import catalogue
@@ -190,6 +189,7 @@ def plan(
     rtt: Annotated[str, typer.Option(help="round-trip time between workers")] = "0s",
     workers: Annotated[int, typer.Option(help="how many machines exchange")] = 8,
     compute_ms: Annotated[float, typer.Option(help="a step without any exchange; `thinwire probe` measures it")] = 0.0,
+    rows: Annotated[int, typer.Option(help="rows a layer sees a step: batch x sequence, for DAD and its kin")] = 32,
     method: Methods = None,
     data: Data = None,
 ) -> None:
@@ -206,7 +206,7 @@ def plan(
     layout = planner.layout_of(net)
     spelled = method or [m for m in DEFAULT if not m.startswith("DDP")]
     reducers = [parse(text) for text in spelled]
-    costs = [planner.dry_run(r, layout, workers) for r in reducers if r.wants is not Factors or method]
+    costs = [planner.dry_run(reducer, layout, workers, rows=rows) for reducer in reducers]
     told = planner.predict(costs, layout, network, compute_ms / 1e3)
     title = (
         f"{model}: {layout.numel:,} parameters, {workers} workers, {link}, {rtt} round trip, {compute_ms:g} ms compute"

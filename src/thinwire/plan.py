@@ -126,7 +126,8 @@ def dry_run(
     entries = list(comm.ledger.entries)
     if layout.numel > part.numel:
         entries.append(("all_mean", 4 * (layout.numel - part.numel)))  # what has no factors is averaged
-    return Cost(spell(reducer), tuple(entries), statistics.median(times[1:] or times), _bytes(state))
+    hidden = reducer.wants is Tensor and state is None  # averages that keep nothing go beside the backward pass
+    return Cost(spell(reducer), tuple(entries), statistics.median(times[1:] or times), _bytes(state), hidden)
 
 
 def _factored(layout: Layout) -> Layout:

@@ -5,6 +5,7 @@ rank0.jsonl ...  {"step": 12, "loss": ..., "seconds": ..., "wire_bytes": ..., ..
 checkpoints/     what --resume goes on from
 """
 
+import contextlib
 import json
 import math
 import os
@@ -136,7 +137,7 @@ def follow(path: Path) -> Iterator[Line | None]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=1, default=_plain) + "\n")
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -147,7 +148,8 @@ def write_text(path: Path, text: str) -> None:
         beside.write_text(text)
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise LabError(f"{path} cannot be written ({error.strerror}): choose another folder with --out") from error
 
 

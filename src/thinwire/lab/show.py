@@ -84,7 +84,7 @@ def predictions(told: list[Prediction], title: str) -> Table:
             size(p.payload),
             size(p.wire),
             size(p.cost.memory),
-            "-" if p.cost.hidden else spell_rate(p.break_even),
+            "-" if not p.cost.memory and p.cost.hidden and not p.cost.local else spell_rate(p.break_even),
         )
     return table
 
