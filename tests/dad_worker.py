@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinwire.capture.layers import Layers
-from thinwire.comm.crew import CrewComm
+from thinwire.comm.crew import CrewComm, crew
 from thinwire.reducer import Reducer
 
 VOCABULARY = 11
@@ -170,8 +170,8 @@ def batch(name: str, rank: int, rows: int, step: int = 0) -> Tensor:
 
 
 def loss_of(out: Tensor) -> Tensor:
-    """A sum over rows, each row's loss different from the others'."""
-    weights = torch.arange(1, out[0].numel() + 1, dtype=out.dtype).view_as(out[0]) / out[0].numel()
+    """A sum over rows, so that the mean over workers does not depend on who has which."""
+    weights = torch.arange(1, out.shape[-1] + 1, dtype=out.dtype, device=out.device) / out.shape[-1]
     return (weights * out - 0.3).square().sum()
 
 
@@ -179,14 +179,44 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters() if p.requires_grad}
 
 
-def pooled(name: str, rows: list[int], dtype: torch.dtype = torch.float64, step: int = 0) -> dict[str, Tensor | None]:
+def pooled(name: str, rows: list[int], step: int = 0) -> dict[str, Tensor | None]:
     """The gradient of the sum over all workers' rows, divided by the number of workers."""
-    model = build(name, dtype)
+    model = build(name)
     for rank, count in enumerate(rows):
         if count:
-            x = batch(name, rank, count, step)
-            (loss_of(model(x.to(dtype) if x.is_floating_point() else x)) / len(rows)).backward()
+            (loss_of(model(batch(name, rank, count, step))) / len(rows)).backward()
     return gradients(model)
+
+
+def distributed(
+    name: str, rows: list[int], reducer: Reducer[Any, Any], step: Callable[..., None] | None = None, **options: Any
+) -> list[dict[str, Tensor | None]]:
+    """The gradients on every worker after one step, by factors and by what stands for DDP."""
+    models = [build(name) for _ in rows]  # here, because a seed is not a thread's own
+
+    def work(comm: CrewComm) -> dict[str, Tensor | None]:
+        model = models[comm.rank]
+        layers = attach(model, reducer, comm, **options)
+        x = batch(name, comm.rank, rows[comm.rank])
+        step(model, x) if step else loss_of(model(x)).backward()
+        average_the_rest(model, layers, comm)
+        layers.unwrap()
+        return gradients(model)
+
+    return crew(len(rows), work, timeout=20)
+
+
+def distance(found: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> float:
+    """The largest difference of any parameter's gradient, relative to its largest entry; none counts as zero."""
+    worst = 0.0
+    for name, want in wanted.items():
+        have = found[name]
+        if want is None or have is None:
+            other = have if want is None else want
+            worst = max(worst, 0.0 if other is None else float(other.abs().max()))
+        else:
+            worst = max(worst, float((have - want).abs().max() / want.abs().max().clamp(min=1e-30)))
+    return worst
 
 
 def average_the_rest(model: nn.Module, layers: Layers, comm: CrewComm) -> None:

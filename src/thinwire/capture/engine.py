@@ -214,14 +214,11 @@ class Engine:
                 if form.rows:
                     inputs, deltas = factors.stack(arrived) if arrived else _nothing(form, slot.weight.device)
                     if len(inputs) > form.rows:
-                        raise RuntimeError(
-                            f"{slot.names[0]} took part in the backward pass more often than in forward passes of the "
-                            "wrapped model: call the module that wrap() returned, not the model inside it"
-                        )
+                        slot.too_many()
                     uses.append(Use(weight, rule, inputs, deltas))
                     forms.append(form)
             absent.append(not slot.averaged and not any(form.rows for form in slot.forms.values()))
-            slot.uses, slot.formed = {rule: [] for rule in slot.rules}, None
+            slot.uses, slot.formed, slot.sent = {rule: [] for rule in slot.rules}, None, True
         chain = group.chain if not formed and len(uses) == len(group.slots) else None
         return Factors(group.layout.shapes, uses, formed, forms, chain), absent
 

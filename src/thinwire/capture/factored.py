@@ -5,6 +5,7 @@ and pickles are of the class that was there before. Everything a backward pass n
 so that checkpointing (either kind) and saved-tensor hooks work as they always do.
 """
 
+import copyreg
 from typing import Any
 
 import torch
@@ -96,11 +97,9 @@ class Factored(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or a pickle is of the class that was there before, and knows nothing of thinwire."""
-        made: Any = super().__reduce_ex__(protocol)
-        rebuild, (kind, *arguments), state, *rest = made
-        plain = plain_class(kind)
+        state: Any = super().__reduce_ex__(protocol)[2]
         kept = {key: value for key, value in state.items() if key != "factored_slots"}
-        return (rebuild, (plain, *arguments), kept, *rest)
+        return copyreg._reconstructor, (plain_class(type(self)), object, None), kept  # type: ignore[attr-defined]
 
 
 class FactoredLinear(Factored, nn.Linear):

@@ -6,6 +6,7 @@ subclasses with a forward of their own) stays with DDP. Parameters that `share` 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ from thinwire.capture.slots import FactorGroup, Slot
 from thinwire.comm import Comm
 from thinwire.factors import DTYPES, Chain
 from thinwire.lane import Beside, Lane
-from thinwire.methods.dad import FactorReducer, crossover, dense_way
+from thinwire.methods.dad import DAD, FactorReducer, crossover, dense_way
 from thinwire.methods.edad import EDAD
 from thinwire.reducer import Layout
 from thinwire.rules import LOOKUP, PRODUCT, Rule
@@ -75,7 +76,8 @@ class Layers:
         lane: Lane | None = None,
         in_flight: int = IN_FLIGHT,
     ):
-        self.model, self.reducer, self.comm = model, reducer, comm
+        self.model, self.comm = model, comm
+        self.reducer: FactorReducer[Any] = reducer
         share = share or (lambda name: True)
         classes = CLASSES | (UNROLLED if getattr(reducer, "unroll", False) else {})
         device = next(model.parameters()).device
@@ -156,6 +158,12 @@ class Layers:
         ]
 
     def detach(self) -> None:
+        """Go on without the method: DDP no longer knows these weights, so their exact mean is exchanged from now on."""
+        self.reducer = self.engine.reducer = DAD()
+        for group in self.engine.groups:
+            group.state, group.chain = None, None
+
+    def unwrap(self) -> None:
         """Give the layers their own classes back. Their weights are exchanged by nobody from now on."""
         for module in self.model.modules():
             if isinstance(module, Factored):
@@ -166,6 +174,15 @@ class Layers:
         for remove in self._removers:
             remove()
         self.engine.lane.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes inside are the caller's own: for torch.autograd.grad, which would otherwise be exchanged."""
+        self.engine.paused = True
+        try:
+            yield
+        finally:
+            self.engine.paused = False
 
     # ── what there is to tell ──────────────────────────────────────────────────────────────────────────────────────
 

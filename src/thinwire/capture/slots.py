@@ -1,7 +1,7 @@
 """What a backward pass has brought for each weight, until it is exchanged."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class Slot:
         self.averaged = False  # some worker has a formed gradient in this step
         self.expected = self.arrived = 0
         self.accumulated = False  # autograd has passed the weight
+        self.sent = False
 
     @property
     def ready(self) -> bool:
@@ -61,11 +62,19 @@ class Slot:
         """Take a use from the backward pass."""
         if self.engine.paused:
             return
+        if self.sent:
+            self.too_many()
         self.uses[rule].append((inputs.detach(), deltas.detach()))
         self.arrived += 1
         if not self.engine.exchanging:
             self._fold()
         self.engine.advance(self)
+
+    def too_many(self) -> NoReturn:
+        raise RuntimeError(
+            f"{self.names[0]} took part in the backward pass more often than in forward passes of the wrapped model: "
+            "call the module that wrap() returned, not the model inside it"
+        )
 
     def boundary(self, down: Tensor | None) -> Tensor | None:
         """What goes on to the layers below, which the user may replace."""

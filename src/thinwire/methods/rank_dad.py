@@ -123,7 +123,7 @@ class RankDAD(FactorReducer[RankDADState]):
         """Whether columns are fewer bytes than the factors, which are exact; the same answer on all workers."""
         if self.feedback or weight in local.formed:
             return True
-        return self.way(local, weight, state, comm, working).wire < factor_way(local, weight, comm).wire
+        return self._nbytes(local, weight, state, comm, working) < local.nbytes(weight, comm.carries)
 
     def ways(self, local: Factors, state: RankDADState, comm: Comm, working: torch.dtype, /) -> list[Way]:
         return [
@@ -134,9 +134,12 @@ class RankDAD(FactorReducer[RankDADState]):
         ]
 
     def way(self, local: Factors, weight: int, state: RankDADState, comm: Comm, working: torch.dtype) -> Way:
-        size = state.ranks[weight] * sum(_sizes(local.shapes[weight]))
-        wire = WIRE["all_gather"](comm.world) * size * factors.carried(working, comm.carries).itemsize
+        wire = WIRE["all_gather"](comm.world) * self._nbytes(local, weight, state, comm, working)
         return Way(f"rank {state.ranks[weight]}", wire)
+
+    def _nbytes(self, local: Factors, weight: int, state: RankDADState, comm: Comm, working: torch.dtype) -> int:
+        values = state.ranks[weight] * sum(_sizes(local.shapes[weight]))
+        return values * factors.carried(working, comm.carries).itemsize
 
     def _with_memory(self, local: Factors, thinned: Collection[int], state: RankDADState) -> Factors:
         """The factors, with what was kept from earlier steps as rows of their own."""
