@@ -24,8 +24,11 @@ from thinwire.methods.random_block import RandomBlock as RandomBlock
 from thinwire.methods.random_k import RandomK as RandomK
 from thinwire.methods.rank_dad import RankDAD as RankDAD
 from thinwire.methods.sign_sgd import SignSGD as SignSGD
+from thinwire.methods.strom import Strom as Strom
 from thinwire.methods.threshold import Threshold as Threshold
 from thinwire.methods.top_k import TopK as TopK
+from thinwire.methods.variance import Variance as Variance
+from thinwire.methods.variance_strom import VarianceStrom as VarianceStrom
 from thinwire.reducer import Layout as Layout
 from thinwire.reducer import MethodWarning as MethodWarning
 from thinwire.reducer import Reducer as Reducer

@@ -14,8 +14,11 @@ from thinwire.methods.random_k import RandomK
 from thinwire.methods.rank_dad import RankDAD
 from thinwire.methods.rank_dad_published import PublishedRankDAD
 from thinwire.methods.sign_sgd import SignSGD
+from thinwire.methods.strom import Strom
 from thinwire.methods.threshold import Threshold
 from thinwire.methods.top_k import TopK
+from thinwire.methods.variance import Variance
+from thinwire.methods.variance_strom import VarianceStrom
 from thinwire.reducer import Reducer
 
 METHODS: dict[str, type[Reducer[Any, Any]]] = {
@@ -31,6 +34,9 @@ METHODS: dict[str, type[Reducer[Any, Any]]] = {
     "RandomK": RandomK,
     "RankDAD": RankDAD,
     "SignSGD": SignSGD,
+    "Strom": Strom,
     "Threshold": Threshold,
     "TopK": TopK,
+    "Variance": Variance,
+    "VarianceStrom": VarianceStrom,
 }

@@ -1,0 +1,73 @@
+"""Strom's threshold: a quantum of fixed size, with its sign, for each entry that has gathered more than that.
+
+Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015 (recalled). For each
+entry: r += gradient; if |r| > tau, send the sign, which stands for a quantum of tau, and keep the rest in r.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from thinwire import exchange, kernels, memory, wire
+from thinwire.comm import Comm
+from thinwire.exchange import Room
+from thinwire.reducer import Layout, Reducer
+
+
+@dataclass
+class StromState:
+    r: Tensor = memory.entries()  # gradients that were not sent yet
+    unit: float = memory.shared(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
+    room: Room = field(default_factory=Room)
+
+
+@dataclass(frozen=True)
+class Strom(Reducer[Tensor, StromState]):
+    """At most one quantum of `tau` for an entry in a step; tune tau to the size of the gradients."""
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        check_quantum(self.tau)
+
+    def init(self, layout: Layout, /) -> StromState:
+        return StromState(layout.zeros())
+
+    def reduce(self, x: Tensor, state: StromState, comm: Comm, out: Tensor, /) -> None:
+        kernels.accumulate(state.r, x)
+        x.zero_()
+        quantum = self.tau * state.unit
+        loud = kernels.select(state.r, quantum)
+        loud = loud[state.r[loud].abs() > quantum]
+        if not send_quanta(state.r, loud, quantum, comm, out, state.room):
+            exchange.fall_back(state.r, comm, out)
+
+
+def send_quanta(r: Tensor, index: Tensor, quantum: float, comm: Comm, out: Tensor, room: Room) -> bool:
+    """Move a quantum, with its sign, from each entry of `r` at `index` into the mean; not if all of `r` is shorter."""
+    # The sign is the lowest bit of a position among twice as many: one bit more for each gap between positions.
+    places = 2 * index.long() + (r[index] < 0)
+    message = wire.encode_index(places, 2 * r.numel())
+    messages = exchange.gather_bytes(message, comm, room, limit=exchange.dense_bytes(r, comm))
+    if messages is None:
+        return False
+    sent = [_quanta(m, quantum, r) for m in messages]
+    comm.ledger.picked += index.numel()
+    kernels.scatter_add(r, *sent[comm.rank], -1.0)
+    kernels.fill_sparse(out, sent, 1 / comm.world)
+    return True
+
+
+def _quanta(message: Tensor, quantum: float, r: Tensor) -> tuple[Tensor, Tensor]:
+    places = wire.decode_index(message, 2 * r.numel()).long()
+    index = places >> 1
+    if kernels.gap_range(index)[0] < 0:
+        raise wire.WireError("the message sends an entry both up and down")
+    return index, torch.where(places & 1 == 1, -quantum, quantum).to(r.dtype)
+
+
+def check_quantum(tau: float) -> None:
+    if not 0 < tau < math.inf:
+        raise ValueError(f"tau must be a magnitude above 0, not {tau}")
