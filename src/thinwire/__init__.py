@@ -18,6 +18,7 @@ from thinwire.methods.dad import DAD as DAD
 from thinwire.methods.dense import Dense as Dense
 from thinwire.methods.dgc import DGC as DGC
 from thinwire.methods.edad import EDAD as EDAD
+from thinwire.methods.exdyna import ExDyna as ExDyna
 from thinwire.methods.powersgd import PowerSGD as PowerSGD
 from thinwire.methods.qsgd import QSGD as QSGD
 from thinwire.methods.random_block import RandomBlock as RandomBlock

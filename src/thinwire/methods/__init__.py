@@ -7,6 +7,7 @@ from thinwire.methods.dad import DAD
 from thinwire.methods.dense import Dense
 from thinwire.methods.dgc import DGC
 from thinwire.methods.edad import EDAD
+from thinwire.methods.exdyna import ExDyna
 from thinwire.methods.powersgd import PowerSGD
 from thinwire.methods.qsgd import QSGD
 from thinwire.methods.random_block import RandomBlock
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Reducer[Any, Any]]] = {
     "Dense": Dense,
     "DGC": DGC,
     "EDAD": EDAD,
+    "ExDyna": ExDyna,
     "PowerSGD": PowerSGD,
     "PublishedRankDAD": PublishedRankDAD,
     "QSGD": QSGD,

@@ -1,0 +1,154 @@
+"""Who looks where: blocks of entries, contiguous partitions of blocks, and the rules that move blocks between them.
+
+Parts 1 and 2 of ExDyna, apart from the method so that each rule can be read and tested by itself. All of it is
+worked out by every worker from integers that all have seen, in operations that round alike everywhere.
+
+A partition is known by its share: how many blocks it has. Partition j begins where the shares before it end.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+MEMORY = 0.9  # how much of the smoothed load stays each step: about 19 steps of counts are averaged
+STEPS_SEEN = (1 + MEMORY) / (1 - MEMORY)
+# A difference must be this many times what chance explains: between two neighbours, and for the heaviest of all.
+SIGMAS, SIGMAS_OF_MANY = 3.0, 4.0
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`count` blocks of `size` entries, but for the last, which takes what is left: less, or more."""
+
+    numel: int
+    count: int
+    size: int
+
+    def start(self, block: int) -> int:
+        return self.numel if block >= self.count else block * self.size
+
+    def loads(self, index: Tensor) -> Tensor:
+        """How many of these positions lie in each block."""
+        block = torch.div(index, self.size, rounding_mode="floor").clamp_(max=self.count - 1)
+        return torch.bincount(block, minlength=self.count).to("cpu", torch.float64)
+
+
+def cut(numel: int, workers: int, wanted: int | None = None) -> Blocks:
+    """`wanted` blocks or near it: no block under 32 entries, unless that left fewer than 4 for each worker.
+
+    By default 1024, and more from 17 workers on, because a block is the smallest load that can move: with 64 for
+    each worker it is under two hundredths of a fair share.
+    """
+    most = wanted or max(1024, 64 * workers)
+    count = max(min(most, numel // 32), min(4 * workers, numel), 1)
+    size = max(1, math.ceil(numel / count))
+    if size > 32:
+        size += -size % 32
+    return Blocks(numel, max(1, math.ceil(numel / size)), size)
+
+
+def cut_as_published(numel: int, workers: int) -> Blocks:
+    """1024 blocks of a multiple of 32 entries, the last one with all the rest: up to 32767 entries more.
+
+    Under 32768 entries the published blocks are empty and its code fails: there the cut is ours.
+    """
+    size = numel // 1024 // 32 * 32
+    return Blocks(numel, 1024, size) if size and workers <= 1024 else cut(numel, workers)
+
+
+def fair_shares(blocks: int, workers: int) -> list[int]:
+    """As equal as whole blocks allow, the first ones larger."""
+    return [blocks // workers + (part < blocks % workers) for part in range(workers)]
+
+
+def bounds(blocks: Blocks, shares: list[int]) -> list[int]:
+    """Where the partitions begin, and where the last one ends."""
+    return [blocks.start(block) for block in (0, *accumulate(shares))]
+
+
+def smoothed(loads: list[float], seen: list[int]) -> list[float]:
+    """The running mean of a load, which begins with the first one seen."""
+    if not loads:
+        return [float(count) for count in seen]
+    return [MEMORY * load + (1 - MEMORY) * count for load, count in zip(loads, seen, strict=True)]
+
+
+def moves(before: list[int], after: list[int]) -> int:
+    """How many blocks changed hands."""
+    return sum(abs(a - b) for a, b in zip(accumulate(before), accumulate(after), strict=True))
+
+
+def move_pairwise(shares: list[int], loads: list[float]) -> tuple[list[int], list[float]]:
+    """Between neighbours, blocks from the heavier to the lighter: half of what would make them equal.
+
+    Their loads must differ by more than one block's, or the block would only change sides, and by more than
+    chance explains in smoothed counts. The published rule asks in addition that the mean lies between the two,
+    and so never moves a block of three partitions with loads 1.5, 1.0 and 0.5.
+    """
+    shares, loads = list(shares), list(loads)
+    for left in range(len(shares) - 1):
+        right = left + 1
+        heavy, light = (left, right) if loads[left] > loads[right] else (right, left)
+        gap, block = loads[heavy] - loads[light], loads[heavy] / shares[heavy]
+        if gap <= max(block, SIGMAS * _noise(loads[heavy] + loads[light])):
+            continue
+        moved = min(max(1, int(gap / (4 * block))), shares[heavy] - 1)
+        shares[heavy] -= moved
+        shares[light] += moved
+        loads[heavy] -= moved * block
+        loads[light] += moved * block
+    return shares, loads
+
+
+def recut(shares: list[int], loads: Tensor) -> list[int]:
+    """All boundaries anew, at equal sums of the blocks' smoothed loads, when that lowers the heaviest load.
+
+    Far loads reach each other in one step, and blocks of unlike load are told apart; the price is a count for
+    each block instead of one for each partition.
+    """
+    workers, sums = len(shares), loads.cumsum(0)
+    total = float(sums[-1])
+    ends: list[int] = []
+    for part in range(1, workers):
+        goal = total * part / workers
+        end = int(torch.searchsorted(sums, goal)) + 1  # the first block whose end passes the goal
+        if end > 1 and goal - float(sums[end - 2]) < float(sums[min(end, len(loads)) - 1]) - goal:
+            end -= 1
+        ends.append(min(max(end, part, *(e + 1 for e in ends[-1:])), len(loads) - workers + part))
+    new = [end - start for start, end in zip([0, *ends], [*ends, len(loads)], strict=True)]
+    gain = _heaviest(shares, sums) - _heaviest(new, sums)
+    return new if gain > SIGMAS_OF_MANY * _noise(total / workers) else shares
+
+
+def _heaviest(shares: list[int], sums: Tensor) -> float:
+    ends = [float(sums[end - 1]) for end in accumulate(shares)]
+    return max(end - start for start, end in zip([0.0, *ends[:-1]], ends, strict=True))
+
+
+def _noise(load: float) -> float:
+    """How far counts of this size, smoothed, stray if only chance moves them."""
+    return math.sqrt(load / STEPS_SEEN)
+
+
+def move_as_published(shares: list[int], picks: list[int], blocks: Blocks) -> list[int]:
+    """One block between neighbours if one of them is 5 % above the mean and the other 5 % below it.
+
+    Sweeps from the left, with the mean and a block's load rounded down, and leaves no partition less than a
+    quarter of its fair share.
+    """
+    shares, picks, workers = list(shares), list(picks), len(shares)
+    high, low, fewest = 1.05, 0.95238, blocks.count / (4 * workers)
+    mean, block = sum(picks) // workers, blocks.size * sum(picks) // blocks.numel
+    for left in range(workers - 1 if mean else 0):
+        right = left + 1
+        for giver, taker in ((left, right), (right, left)):
+            above, below = picks[giver] / mean > high, picks[taker] / mean < low
+            if above and below and shares[giver] - 1 >= fewest:
+                shares[giver] -= 1
+                shares[taker] += 1
+                picks[giver] -= block
+                picks[taker] += block
+    return shares
