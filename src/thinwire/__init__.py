@@ -12,6 +12,9 @@ from thinwire.ddp import wrap as wrap
 from thinwire.feedback import Adam as Adam
 from thinwire.feedback import ErrorFeedback as ErrorFeedback
 from thinwire.feedback import Momentum as Momentum
+from thinwire.local import LocalHandle as LocalHandle
+from thinwire.local import Outer as Outer
+from thinwire.local import local as local
 from thinwire.methods import METHODS as METHODS
 from thinwire.methods.auto_dad import AutoDAD as AutoDAD
 from thinwire.methods.dad import DAD as DAD
