@@ -173,25 +173,38 @@ def test_unpacking_any_bytes_stays_inside(
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_words_equal_their_reference(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    values = torch.cat([vector(kind, 3001, dtype).nan_to_num(0, 1e30, -1e30) for kind in KINDS])
-    values = torch.cat([values, 1.5 * 2.0 ** torch.arange(-20, 20, dtype=dtype)])
+@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30, 1e-38])
+def test_words_equal_their_reference(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, scale: float) -> None:
+    values = [vector(kind, 3001, dtype).nan_to_num(0, 1e30, -1e30) for kind in KINDS]
+    values = torch.cat([*values, 1.5 * 2.0 ** torch.arange(-20, 20, dtype=dtype)]) * scale
+    values.nan_to_num_(0, 3e38, -3e38)
+    ends = [3001 * (i + 1) for i in range(len(KINDS))] + [2**28 + 3001 * len(KINDS)]
+    starts = torch.tensor([0, 0, *ends, ends[-1]])  # empty groups first and last
+    index = torch.arange(values.numel())
+    index[-40:] += 2**28 - 40  # as far as a word can point
     for kind in (torch.int32, torch.int64):
-        index = torch.arange(values.numel(), dtype=kind) + 2**28 - values.numel()
-        for top in (-128, -5, 0, 3, 127):
-            words, kept = check_twins(monkeypatch, kernels.pack_words, index, values, top)
-            again, decoded = check_twins(monkeypatch, kernels.unpack_words, words, top, dtype)
-            assert torch.equal(again.long(), index[kept].long())
-            ratio = decoded.double() / values[kept].double()
-            below = values[kept].abs() < 1.5 * 2.0**top
-            assert bool(((ratio > 0) & (ratio <= 4 / 3 + 1e-9)).all())
-            assert bool((ratio[below] > 2 / 3).all())
+        packed = check_twins(monkeypatch, kernels.pack_words, index.to(kind), values, starts)
+        tops, counts, words, kept = packed
+        again, decoded = check_twins(monkeypatch, kernels.unpack_words, tops, counts, words, starts, dtype)
+        assert torch.equal(again.long(), index[kept])
+        group = torch.searchsorted(starts, index, right=True) - 1
+        ratio = decoded.double() / values[kept].double()
+        free = values[kept].abs().double() < 1.5 * 2.0 ** tops[group][kept].double()
+        assert bool(((ratio > 0) & (ratio <= 4 / 3 + 1e-9)).all())
+        assert bool((ratio[free] > 2 / 3).all())
+        assert counts.sum() == kept.sum() == words.numel()
+        for g in range(len(starts) - 1):
+            mine = (values * (group == g)).abs()
+            if mine.max() >= 2.0**-135 if mine.numel() else False:
+                assert bool(kept[mine.argmax()])
 
 
 def test_words_are_laid_out_as_specified() -> None:
-    words, kept = kernels.pack_words(torch.tensor([5, 6, 2**28 - 1]), torch.tensor([-1.0, 0.001, 0.26]), 0)
-    assert kept.tolist() == [True, False, True]
-    assert [w & 0xFFFFFFFF for w in words.tolist()] == [1 << 31 | 5, 2 << 28 | 2**28 - 1]
+    index = torch.tensor([5, 6, 105, 100 + 2**28 - 1])
+    values = torch.tensor([-1.9, 0.001, 4.0, 0.26])
+    tops, counts, words, kept = kernels.pack_words(index, values, torch.tensor([0, 100, 100 + 2**28]))
+    assert (tops.tolist(), counts.tolist(), kept.tolist()) == ([0, 2], [1, 2], [True, False, True, True])
+    assert [w & 0xFFFFFFFF for w in words.tolist()] == [1 << 31 | 5, 5, 4 << 28 | 2**28 - 1]
 
 
 # The obvious
@@ -325,7 +338,9 @@ def test_nothing_is_compiled_after_warm(dtype: torch.dtype) -> None:
         kernels.unpack_gaps(kernels.pack_gaps(index, 13), index.numel(), 13, int(index[0]), 5000)
         kernels.unpack_marks(kernels.pack_marks(index), int(index[0]), 5000)
         kernels.gap_range(index)
-        kernels.pack_words(index, x[index], 0)
+        starts = torch.tensor([0, 5000])
+        tops, counts, words, _ = kernels.pack_words(index, x[index], starts)
+        kernels.unpack_words(tops, counts, words, starts, dtype)
     kernels.select_clear(x, kernels.quantile(x, 0.01), 10, 4000)
     kernels.accumulate_select_clear(y, x, 1.0)
     kernels.unpack_signs(kernels.pack_signs(x), 5000, dtype)

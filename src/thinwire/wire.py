@@ -9,6 +9,7 @@ The indices after the first are one of, whichever is shortest:
 - `WIDTH`: the gaps between neighbours, each with as many bits as the largest needs (none at all for a run);
 - `RICE`: the gaps in Rice's code (Rice and Plaunt 1971), which for indices that lie anywhere with equal chance comes
   within a few hundredths of a bit of what information theory asks for.
+The values are floating-point numbers, or multiples (of 8 or 4 bits) of a power of two that goes before them.
 
 Decoding refuses a message that is not whole or not true to its header, and whatever it accepts is sorted, without
 duplicates and below n. It cannot know bits that were flipped into another valid message: links check for that.
@@ -16,6 +17,7 @@ duplicates and below n. It cannot know bits that were flipped into another valid
 Variance's messages (one 32-bit word an entry) are `encode_words` and `decode_words`.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 
@@ -26,7 +28,9 @@ from thinwire import kernels
 
 HEADER = 14
 MARKS, WIDTH, RICE = range(3)
-DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int8)
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch has it, its stubs do not
+VALUES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, INT4)
+BITS = {torch.int8: 8, INT4: 4}  # multiples of a power of two, which two more bytes tell
 LARGEST = 2**47  # entries of a vector, so that sums of indices stay within int64
 GROUP = 2**28  # entries that the index of a word can tell apart
 
@@ -38,13 +42,13 @@ class WireError(ValueError):
 def encode(index: Tensor, values: Tensor, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Sorted indices below `numel`, and a value for each, stored as `dtype`.
 
-    Storing rounds: a caller that keeps the error rounds first.
+    Storing rounds: a caller that keeps the error sends what `rounded` gives, which arrives as it is.
     """
-    if dtype not in DTYPES:
+    if dtype not in VALUES:
         raise ValueError(f"values cannot be stored as {dtype}")
     if values.numel() != index.numel():
         raise ValueError(f"{values.numel()} values for {index.numel()} indices")
-    return _message(index, numel, DTYPES.index(dtype), values.to(dtype).contiguous().view(torch.uint8))
+    return _message(index, numel, VALUES.index(dtype), _store(values, dtype))
 
 
 def encode_index(index: Tensor, numel: int) -> Tensor:
@@ -52,18 +56,55 @@ def encode_index(index: Tensor, numel: int) -> Tensor:
 
 
 def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-    """The indices and, in the dtype they were stored as, the values."""
-    index, kind, stored = _read(message, numel)
-    if kind is None:
+    """The indices and the values, in the dtype they were stored as (float32 for int8 and int4)."""
+    index, dtype, stored = _read(message, numel)
+    if dtype is None:
         raise WireError("the message holds indices without values")
-    return index, stored.clone().view(kind)  # a copy, because the bytes may begin at any address
+    return index, _restore(stored, index.numel(), dtype)
 
 
 def decode_index(message: Tensor, numel: int) -> Tensor:
-    index, kind, _ = _read(message, numel)
-    if kind is not None:
+    index, dtype, _ = _read(message, numel)
+    if dtype is not None:
         raise WireError("the message holds values besides the indices")
     return index
+
+
+def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values as they arrive when stored as `dtype`."""
+    return _restore(_store(values, dtype), values.numel(), dtype).to(values.dtype)
+
+
+def _store(values: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype not in BITS:
+        return _raw(values.to(dtype))
+    bits = BITS[dtype]
+    most = 2 ** (bits - 1) - 1
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    # The unit is the smallest power of two that reaches the largest value, so storing what was restored is exact.
+    mantissa, exponent = math.frexp(largest / most)
+    unit = min(max(exponent - (mantissa == 0.5), -149), 127 - bits)
+    codes = torch.ldexp(values.double(), torch.tensor(-unit)).round().clamp(-most, most).long()
+    scale = torch.frombuffer(bytearray(struct.pack("<h", unit)), dtype=torch.uint8).to(values.device)
+    return torch.cat([scale, kernels.pack_bits(codes, bits)])
+
+
+def _restore(stored: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    if dtype not in BITS:
+        return stored.clone().view(dtype)  # a copy, because the bytes may begin at any address
+    bits = BITS[dtype]
+    (unit,) = struct.unpack("<h", bytes(stored[:2].tolist()))
+    if not -149 <= unit <= 127 - bits:
+        raise WireError(f"2^{unit} is no unit for values of {bits} bits")
+    codes = kernels.unpack_bits(stored[2:], count, bits).int()
+    codes -= (codes >> (bits - 1)) << bits
+    return torch.ldexp(codes.double(), torch.tensor(unit)).float()
+
+
+def _stored_bytes(count: int, dtype: torch.dtype | None) -> int:
+    if dtype in BITS:
+        return 2 + _bytes(count * BITS[dtype])
+    return count * dtype.itemsize if dtype else 0
 
 
 def _message(index: Tensor, numel: int, kind: int, values: Tensor) -> Tensor:
@@ -86,15 +127,21 @@ def _shortest(index: Tensor, numel: int) -> tuple[int, int]:
     """The codec and its parameter: the number of bits of a gap, or of its low part."""
     if not index.numel():
         return WIDTH, 0
-    narrowest, widest = kernels.gap_range(index)
-    if not (0 <= int(index[0]) <= int(index[-1]) < numel <= LARGEST and narrowest >= 0):
-        raise ValueError(f"indices must be sorted, different and in [0, {numel})")
+    widest = _widest_gap(index, numel)
     if not widest:
         return WIDTH, 0
     shift, rice = _best_shift(index)
     cost = {(MARKS, 0): _bits(index, MARKS, 0), (RICE, shift): rice}
     cost[WIDTH, widest.bit_length()] = _bits(index, WIDTH, widest.bit_length())
     return min(cost, key=lambda choice: cost[choice])
+
+
+def _widest_gap(index: Tensor, numel: int) -> int:
+    narrowest, widest = kernels.gap_range(index)
+    inside = not index.numel() or 0 <= int(index[0]) <= int(index[-1]) < numel <= LARGEST
+    if not inside or narrowest < 0:
+        raise ValueError(f"indices must be sorted, different and in [0, {numel})")
+    return widest
 
 
 def _best_shift(index: Tensor) -> tuple[int, int]:
@@ -134,24 +181,28 @@ def _pack(index: Tensor, codec: int, parameter: int) -> Tensor:
 
 
 def _read(message: Tensor, numel: int) -> tuple[Tensor, torch.dtype | None, Tensor]:
-    if message.dtype != torch.uint8 or message.dim() != 1:
-        raise WireError("a message is a flat tensor of bytes")
+    _check_bytes(message)
     if message.numel() < HEADER:
         raise WireError(f"{message.numel()} bytes are no message: the header alone has {HEADER}")
     kinds, parameter, *halves = struct.unpack("<BBIHIH", bytes(message[:HEADER].tolist()))
     count, first = halves[0] | halves[1] << 32, halves[2] | halves[3] << 32
     codec, kind = kinds & 15, kinds >> 4
-    if codec > RICE or kind >= len(DTYPES) or parameter > 48:
+    if codec > RICE or kind >= len(VALUES) or parameter > 48:
         raise WireError(f"unknown codec {codec}, parameter {parameter} or value dtype {kind}")
     if count > numel or (count and first >= numel):
         raise WireError(f"{count} indices from {first} on do not fit into {numel} entries")
-    dtype = DTYPES[kind]
-    end = message.numel() - (count * dtype.itemsize if dtype else 0)
+    dtype = VALUES[kind]
+    end = message.numel() - _stored_bytes(count, dtype)
     packed = message[HEADER:end] if end >= HEADER else None
     index = None if packed is None else _unpack(packed, codec, parameter, count, first, numel)
     if index is None:
         raise WireError(f"the message does not hold {count} indices below {numel} and their values")
     return index, dtype, message[end:]
+
+
+def _check_bytes(message: Tensor) -> None:
+    if message.dtype != torch.uint8 or message.dim() != 1:
+        raise WireError("a message is a flat tensor of bytes")
 
 
 def _unpack(packed: Tensor, codec: int, parameter: int, count: int, first: int, numel: int) -> Tensor | None:
@@ -171,3 +222,53 @@ def _unpack(packed: Tensor, codec: int, parameter: int, count: int, first: int, 
     if index.numel() != count:
         return None
     return index if length == _bytes(_bits(index, codec, parameter)) else None
+
+
+# Variance's messages: for each group an exponent (int8) and a count (uint32), then the groups' words
+
+
+def encode_words(index: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Sorted indices into tensors of these sizes laid end to end, one 32-bit word each; and which have one.
+
+    Those too small against the largest of their tensor have none: `kernels.pack_words` says which.
+    """
+    starts = _starts(sizes, index.device)
+    _widest_gap(index, sum(sizes))
+    tops, counts, words, kept = kernels.pack_words(index, values, starts)
+    header = torch.cat([_raw(tops).view(-1, 1), _raw(counts.int()).view(-1, 4)], 1)
+    return torch.cat([header.flatten(), _raw(words)]), kept
+
+
+def decode_words(message: Tensor, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """The indices and the values, which are powers of two."""
+    starts = _starts(sizes, message.device)
+    _check_bytes(message)
+    head = 5 * (starts.numel() - 1)
+    if message.numel() < head:
+        raise WireError(f"{message.numel()} bytes do not hold the headers of {starts.numel() - 1} groups")
+    header = message[:head].view(-1, 5)
+    tops = header[:, 0].clone().view(torch.int8)
+    counts = header[:, 1:].flatten().clone().view(torch.int32).long() & 0xFFFFFFFF
+    if bool((counts > starts.diff()).any()) or message.numel() != head + 4 * int(counts.sum()):
+        raise WireError("the groups of the message have not the words that their headers announce")
+    words = message[head:].clone().view(torch.int32)
+    index, values = kernels.unpack_words(tops, counts, words, starts, dtype)
+    ends = torch.repeat_interleave(starts[1:], counts)
+    if bool((index >= ends).any()) or kernels.gap_range(index)[0] < 0:
+        raise WireError("an index of the message leaves its group, or comes twice or out of order")
+    return index, values
+
+
+def _starts(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """Where the groups begin, and where the last ends: one a tensor, more where a tensor is too large for one."""
+    starts, end = [0], 0
+    for size in sizes:
+        starts += range(end + GROUP, end + size, GROUP)
+        end += size
+        starts.append(end)
+    return torch.tensor(starts, device=device)
+
+
+def _raw(x: Tensor) -> Tensor:
+    """The bytes of a tensor; an empty one may have strides that no view of another dtype can have."""
+    return x.contiguous().view(torch.uint8) if x.numel() else x.new_empty(0, dtype=torch.uint8)

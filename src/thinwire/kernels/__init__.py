@@ -58,7 +58,9 @@ def warm(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu")
     for kind in (torch.int32, torch.int64):
         index = torch.arange(0, 199, 2, dtype=kind, device=device)
         fill_sparse(y, [(index, take(x, index))], 0.5)
-        pack_words(index, y[index], 0)
+        starts = torch.tensor([0, 99, 199], device=device)
+        tops, counts, words, _ = pack_words(index, y[index], starts)
+        unpack_words(tops, counts, words, starts, dtype)
         gap_range(index)
         for numel in (199, 2**31):
             count = index.numel()
@@ -159,19 +161,22 @@ def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: flo
     return _kernel("variance_step", r, v, mean, square)(r, v, mean, square, alpha, zeta)
 
 
-def pack_words(index: Tensor, values: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """A 32-bit word each for the values rounded to a power of two, and which of them have one.
+def pack_words(index: Tensor, values: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Values of sorted positions as 32-bit words, group by group; starts[g] to starts[g + 1] is a group.
 
-    A word holds the sign, 3 bits of how far the exponent lies below `top`, and 28 bits of index. Magnitudes above
-    2^top become 2^top; those below 2^(top - 7), and zeros, have no word.
+    A word holds the sign, 3 bits of exponent and 28 bits of the position within the group. A magnitude becomes the
+    nearest power of two, at most the largest one not above any of its group, which is 2^top. Those below 2^(top - 7),
+    and zeros, have no word. Returns the tops (int8), the words of each group, the words, and which values have one.
     """
     _alike(index, values)
-    return _kernel("pack_words", values)(index, values, top)
+    return _kernel("pack_words", values)(index, values, starts)
 
 
-def unpack_words(words: Tensor, top: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """The index (int32) and the value of each word."""
-    return _kernel("unpack_words", words)(words, top, dtype)
+def unpack_words(
+    tops: Tensor, counts: Tensor, words: Tensor, starts: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """The positions and the values of the words."""
+    return _kernel("unpack_words", words)(tops, counts, words, starts, dtype)
 
 
 def pack_signs(x: Tensor) -> Tensor:

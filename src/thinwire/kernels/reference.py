@@ -143,20 +143,29 @@ def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: flo
     return sure.nonzero().flatten().to(index_dtype(r.numel()))
 
 
-def pack_words(index: Tensor, values: Tensor, top: int) -> tuple[Tensor, Tensor]:
+def pack_words(index: Tensor, values: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    groups = starts.numel() - 1
+    group = torch.searchsorted(starts, index.long(), right=True) - 1
     mantissa, exponent = torch.frexp(values.abs())
-    nearest = exponent - (mantissa < 0.75).to(exponent.dtype)
-    steps = top - nearest.clamp(max=top)
-    kept = (steps <= WORD_STEPS) & (mantissa > 0)
-    word = (values < 0).long() << 31 | steps.long() << WORD_INDEX_BITS | index.long()
-    return word[kept].to(torch.int32), kept
+    exponent, there = exponent.long(), mantissa > 0
+    largest = torch.full((groups,), -(2**20), device=index.device)
+    largest.scatter_reduce_(0, group[there], exponent[there] - 1, "amax")
+    tops = torch.where(largest > -(2**20), largest.clamp(-128, 127), 0)
+    steps = (tops[group] - exponent + (mantissa < 0.75).long()).clamp(min=0)
+    kept = there & (steps <= WORD_STEPS)
+    word = (values < 0).long() << 31 | steps << WORD_INDEX_BITS | index.long() - starts[group]
+    counts = torch.bincount(group[kept], minlength=groups)
+    return tops.to(torch.int8), counts, word[kept].to(torch.int32), kept
 
 
-def unpack_words(words: Tensor, top: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    index = words & ((1 << WORD_INDEX_BITS) - 1)
-    steps = (words >> WORD_INDEX_BITS) & WORD_STEPS
+def unpack_words(
+    tops: Tensor, counts: Tensor, words: Tensor, starts: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    group = torch.repeat_interleave(counts)
+    index = starts[group] + (words & ((1 << WORD_INDEX_BITS) - 1))
+    steps = words >> WORD_INDEX_BITS & WORD_STEPS
     sign = torch.where(words < 0, -1, 1).to(dtype)
-    return index, torch.ldexp(sign, top - steps)
+    return index.to(index_dtype(int(starts[-1]))), torch.ldexp(sign, tops.int()[group] - steps)
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:

@@ -11,7 +11,6 @@ from thinwire.kernels.cpu.pack import pack_gaps as pack_gaps
 from thinwire.kernels.cpu.pack import pack_marks as pack_marks
 from thinwire.kernels.cpu.pack import pack_rice as pack_rice
 from thinwire.kernels.cpu.pack import pack_signs as pack_signs
-from thinwire.kernels.cpu.pack import pack_words as pack_words
 from thinwire.kernels.cpu.pack import unpack_bits as unpack_bits
 from thinwire.kernels.cpu.pack import unpack_gaps as unpack_gaps
 from thinwire.kernels.cpu.pack import unpack_marks as unpack_marks
@@ -29,3 +28,5 @@ from thinwire.kernels.cpu.sparse import fill_sparse as fill_sparse
 from thinwire.kernels.cpu.sparse import random_k as random_k
 from thinwire.kernels.cpu.sparse import scatter_add as scatter_add
 from thinwire.kernels.cpu.sparse import take as take
+from thinwire.kernels.cpu.words import pack_words as pack_words
+from thinwire.kernels.cpu.words import unpack_words as unpack_words

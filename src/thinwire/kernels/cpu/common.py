@@ -23,6 +23,11 @@ def view(x: Tensor) -> Any:
     return x.detach().contiguous().numpy()
 
 
+def tensor(array: Any) -> Tensor:
+    """The same memory; an empty array would hand on a stride of zero, which torch refuses to view otherwise."""
+    return torch.from_numpy(array if array.size else np.empty(0, array.dtype))
+
+
 def inside(index: Tensor, numel: int) -> Any:
     """The positions, after making sure that none leads outside: compiled code would follow it."""
     places = view(index)

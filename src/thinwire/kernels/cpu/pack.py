@@ -1,15 +1,14 @@
 """Bits side by side. A stream is built and read as 64-bit words, which on little-endian machines are its bytes."""
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu.common import NUMPY, compiled, view
+from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
 from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, below_zero, lowest
-from thinwire.kernels.reference import WORD_INDEX_BITS, WORD_STEPS, code_dtype, index_dtype
+from thinwire.kernels.reference import code_dtype, index_dtype
 
 SIX, LAST = np.uint64(6), WIDTH - ONE  # a bit's word is its place >> 6, and its place in the word that & 63
 
@@ -20,7 +19,7 @@ def stream(bits: int) -> Any:
 
 
 def in_bytes(words: Any, bits: int) -> Tensor:
-    return torch.from_numpy(words.view(np.uint8)[: (bits + 7) // 8])
+    return tensor(words.view(np.uint8)[: (bits + 7) // 8])
 
 
 def in_words(packed: Tensor) -> Any:
@@ -102,30 +101,6 @@ def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     return signs.to(dtype)
 
 
-# Words of a sign, three bits of exponent and an index
-
-
-@compiled
-def _pack_words(index: Any, values: Any, top: int, words: Any, kept: Any) -> int:
-    found = 0
-    for i in range(index.size):
-        mantissa, exponent = math.frexp(abs(values[i]))
-        nearest = exponent - 1 if mantissa < 0.75 else exponent
-        steps = max(top - nearest, 0)
-        kept[i] = steps <= WORD_STEPS and mantissa > 0
-        if kept[i]:
-            negative = np.int64(values[i] < 0)
-            words[found] = (negative << 31) | (steps << WORD_INDEX_BITS) | np.int64(index[i])
-            found += 1
-    return found
-
-
-def pack_words(index: Tensor, values: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    words, kept = np.empty(index.numel(), np.int32), np.empty(index.numel(), np.bool_)
-    found = _pack_words(view(index), view(values), top, words, kept)
-    return torch.from_numpy(words[:found]), torch.from_numpy(kept)
-
-
 # Gaps between sorted positions
 
 
@@ -159,7 +134,7 @@ def gap_sum(index: Tensor, shift: int) -> int:
 def pack_gaps(index: Tensor, bits: int) -> Tensor:
     gaps = np.diff(view(index))
     gaps -= 1
-    return pack_bits(torch.from_numpy(gaps), bits)
+    return pack_bits(tensor(gaps), bits)
 
 
 @compiled
@@ -194,7 +169,7 @@ def _unpack_gaps(words: Any, bits: Any, index: Any, numel: int) -> int:
 def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> Tensor:
     index = np.empty(count, NUMPY[index_dtype(numel)])
     index[0] = first
-    return torch.from_numpy(index[: _unpack_gaps(in_words(packed), np.uint64(bits), index, numel)])
+    return tensor(index[: _unpack_gaps(in_words(packed), np.uint64(bits), index, numel)])
 
 
 @compiled
@@ -223,7 +198,7 @@ def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) 
     index = np.empty(count, NUMPY[index_dtype(numel)])
     index[0] = first
     lows, highs = in_words(packed[:split]), in_words(packed[split:])
-    return torch.from_numpy(index[: _unpack_rice(lows, highs, np.uint64(shift), index, numel)])
+    return tensor(index[: _unpack_rice(lows, highs, np.uint64(shift), index, numel)])
 
 
 # A bit for every position
@@ -271,4 +246,4 @@ def unpack_marks(packed: Tensor, first: int, numel: int) -> Tensor:
     words = in_words(packed)
     index = np.empty(1 + _count_marks(words), NUMPY[index_dtype(numel)])
     index[0] = first
-    return torch.from_numpy(index[: _unpack_marks(words, index, numel)])
+    return tensor(index[: _unpack_marks(words, index, numel)])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu.common import NUMPY, compiled, view
+from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
 from thinwire.kernels.cpu.select import _select, room
 from thinwire.kernels.reference import index_dtype
 
@@ -107,7 +107,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
     places = np.empty(k, NUMPY[dtype])
     if k:
         _cut(patterns, *order, *_kth(patterns, *order, k), places)
-    return torch.from_numpy(places if candidates is None else candidates[places])
+    return tensor(places if candidates is None else candidates[places])
 
 
 def kth_magnitude(x: Tensor, k: int) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu.common import NUMPY, compiled, view
+from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
 from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, at_least, lowest, not_finite, square_exceeds
 from thinwire.kernels.reference import index_dtype
 
@@ -76,7 +76,7 @@ def _select(x: Any, threshold: float, offset: int, index: Any, limit: int) -> An
 
 def select(x: Tensor, threshold: float, lo: int, hi: int) -> Tensor:
     index = room(hi - lo, index_dtype(x.numel()))
-    return torch.from_numpy(_select(view(x)[lo:hi], float(threshold), lo, index, hi))
+    return tensor(_select(view(x)[lo:hi], float(threshold), lo, index, hi))
 
 
 @compiled
@@ -106,7 +106,7 @@ def _select_clear(x: Any, threshold: float, offset: int, index: Any, values: Any
 def select_clear(x: Tensor, threshold: float, lo: int, hi: int) -> tuple[Tensor, Tensor]:
     index, values = room(hi - lo, index_dtype(x.numel())), room(hi - lo, x.dtype)
     index, values = _select_clear(view(x)[lo:hi], float(threshold), lo, index, values)
-    return torch.from_numpy(index), torch.from_numpy(values)
+    return tensor(index), tensor(values)
 
 
 @compiled
@@ -132,7 +132,7 @@ def _accumulate_select_clear(into: Any, x: Any, threshold: float, index: Any, va
 def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     index, values = room(x.numel(), index_dtype(x.numel())), room(x.numel(), x.dtype)
     index, values = _accumulate_select_clear(view(into), view(x), float(threshold), index, values)
-    return torch.from_numpy(index), torch.from_numpy(values)
+    return tensor(index), tensor(values)
 
 
 @compiled
@@ -174,7 +174,7 @@ def _variance_step(r: Any, v: Any, mean: Any, square: Any, alpha: float, zeta: f
 def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: float, zeta: float) -> Tensor:
     index = room(r.numel(), index_dtype(r.numel()))
     vectors = view(r), view(v), view(mean), view(square)
-    return torch.from_numpy(_variance_step(*vectors, float(alpha), float(zeta), index))
+    return tensor(_variance_step(*vectors, float(alpha), float(zeta), index))
 
 
 @compiled

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu.common import NUMPY, compiled, inside, view
+from thinwire.kernels.cpu.common import NUMPY, compiled, inside, tensor, view
 from thinwire.kernels.reference import GOLDEN, ROUNDS, index_dtype, permutation_bits
 
 STEP = np.uint64(GOLDEN)
@@ -74,4 +74,4 @@ def random_k(n: int, k: int, key: int, device: torch.device) -> Tensor:
     index = np.empty(k, NUMPY[index_dtype(n)])
     _draw(np.uint64(n), np.uint64(permutation_bits(n)), np.uint64(key & (2**64 - 1)), index)
     index.sort()
-    return torch.from_numpy(index)
+    return tensor(index)
