@@ -331,10 +331,9 @@ class Odd(nn.Module):
 
 def odd_model(spelling: str, unused: bool, half: bool, **options: Any) -> tuple[Tensor, float, float]:
     ddp = wrapped(spelling, Odd(unused, half), find_unused_parameters=unused, **options)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    data = batches(8)
+    data = batches(20)
     first = loss_of(ddp, data[0]).item()
-    train(ddp, optimizer, data)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), data)
     return weights(ddp), first, loss_of(ddp, data[0]).item()
 
 

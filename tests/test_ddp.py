@@ -36,7 +36,7 @@ def test_the_laws_hold_for_every_method_with_1_2_and_6_buckets(world):
         handed = torch.stack([rank["handed"] for rank in ranks]).mean(0)
         unsent = torch.stack([rank["unsent"] for rank in ranks]).mean(0)
         method = EXAMPLES[case["spelling"]]
-        if method.conserves and (unsent.any() or not method.needs_memory):
+        if method.conserves and (unsent.any() or case["spelling"] == "Dense()"):  # else nobody keeps the rest
             torch.testing.assert_close(
                 ranks[0]["applied"] + unsent, handed, rtol=1e-4, atol=1e-5, msg=lambda m: f"{case}\n{m}"
             )
@@ -115,9 +115,7 @@ def test_a_bad_step_is_as_if_it_had_not_been(options):
 
 def test_residuals_follow_the_loss_scale():
     plain, scaled = run(
-        2,
-        [("save_after", {"spelling": FEEDBACK, "folder": "/dev/null/no", "steps": 0})] * 0
-        + [("laws", {"spelling": FEEDBACK, "steps": 8}), ("follows_the_scale", {"spelling": FEEDBACK})],
+        2, [("laws", {"spelling": FEEDBACK, "steps": 8}), ("follows_the_scale", {"spelling": FEEDBACK})]
     )
     for rank in range(2):
         torch.testing.assert_close(plain[rank]["unsent"], scaled[rank], rtol=1e-4, atol=1e-6)
@@ -167,7 +165,7 @@ def test_models_of_all_kinds_train(world):
     for (_, case), ranks in zip(odd_cases(), run(world, odd_cases()), strict=True):
         for found, first, last in ranks:
             assert torch.equal(found, ranks[0][0]), case
-            assert torch.isfinite(found).all() and last < first, case
+            assert torch.isfinite(found).all() and last < 0.95 * first, case
 
 
 def test_accumulation_with_and_without_no_sync():
