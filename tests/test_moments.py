@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from processes import launch
 from thinwire.capture.moment_rules import RULES
 from thinwire.capture.moments import MomentWatch
 
@@ -463,3 +464,12 @@ def test_every_layer_type_with_a_rule_has_a_case():
 
     tested = set().union(*(types(make()) for make, _ in CASES.values()))
     assert set(RULES) - tested == {nn.BatchNorm1d, nn.BatchNorm3d}  # the same function as BatchNorm2d
+
+
+def test_squares_are_complete_when_ddp_hands_out_a_bucket_before_and_after_the_rebuild():
+    for found in launch(2, "moment_cases:everything", steps=6):
+        errors, buckets = found["hook"]
+        assert max(errors) < EXACT
+        assert buckets[0] < buckets[1] == buckets[5]  # or the rebuild, which hides a lag of one step, was not seen
+        for errors in found["methods"]:
+            assert len(errors) >= 5 and max(errors) < EXACT
