@@ -89,7 +89,8 @@ class DDPHandle(Handle):
         self.reducer, self.buckets, self.layers = reducer, buckets, layers
 
     def metrics(self) -> dict[str, float]:
-        return super().metrics() | ({} if self.layers is None else self.layers.metrics())
+        beside = self.layers or self.buckets.watch
+        return super().metrics() | ({} if beside is None else beside.metrics())
 
     def plan(self) -> list[dict[str, Any]]:
         """How each layer goes, for methods that choose by layer."""

@@ -69,6 +69,10 @@ class MomentWatch:
         self._open.clear()
         self._explained.clear()
 
+    def metrics(self) -> dict[str, float]:
+        """The parameters whose squares are estimates, by name."""
+        return {f"estimated.{name}": 1.0 for name in self.estimated}
+
     def detach(self) -> None:
         """Give the layers their own forward back."""
         for layer in self._layers:
