@@ -37,9 +37,8 @@ def test_the_laws_hold_for_every_method_with_1_2_and_6_buckets(world):
         unsent = torch.stack([rank["unsent"] for rank in ranks]).mean(0)
         method = EXAMPLES[case["spelling"]]
         if method.conserves and (unsent.any() or case["spelling"] == "Dense()"):  # else nobody keeps the rest
-            torch.testing.assert_close(
-                ranks[0]["applied"] + unsent, handed, rtol=1e-4, atol=1e-5, msg=lambda m: f"{case}\n{m}"
-            )
+            apart = (ranks[0]["applied"] + unsent - handed).abs().max()
+            assert apart < 1e-5 + 1e-4 * handed.abs().max(), case
         assert ranks[0]["metrics"]["payload_bytes"] > 0
 
 
@@ -78,7 +77,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     broken.mkdir()
     arguments = {"spelling": FEEDBACK, "grain": "model", "steps": 9}
     expected = launch(2, "ddp_cases:until_killed", folder=str(straight), die_at=None, **arguments)
-    with pytest.raises(AssertionError, match="SIGKILL|exitcode|-9"):
+    with pytest.raises(AssertionError, match=r"exitcode\s*: -9"):
         launch(2, "ddp_cases:until_killed", folder=str(broken), die_at=7, **arguments)
     found = launch(2, "ddp_cases:until_killed", folder=str(broken), die_at=None, **arguments)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
