@@ -3,6 +3,7 @@
 `out` may be the storage of `x`, so each verb finishes with `x` before it writes `out`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from thinwire import kernels, memory, wire
 from thinwire.comm import Comm
 from thinwire.comm.cast import saturated
+
+PIECE = 2**18  # entries that are coded and decoded at a time
 
 
 @dataclass
@@ -90,6 +93,34 @@ def gather_union(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) 
             return chosen
     fall_back(x, comm, out)
     return None
+
+
+def gather_coded(
+    x: Tensor,
+    message: Tensor,
+    decode: Callable[[Tensor, int, int], Tensor],
+    comm: Comm,
+    out: Tensor,
+    piece: int = PIECE,
+) -> None:
+    """Average what messages of one length say; what this worker's own says leaves `x`.
+
+    `decode(message, start, stop)` reads the entries of one piece, at most `piece` of them: small enough for the
+    cache, and for the allocator to hand out the same memory again.
+    """
+    if message.numel() > dense_bytes(x, comm):
+        return fall_back(x, comm, out)
+    comm.ledger.picked += x.numel()
+    messages = comm.all_gather(message)
+    for start in range(0, x.numel(), piece):
+        stop = min(start + piece, x.numel())
+        total = torch.zeros_like(x[start:stop])
+        for rank, theirs in enumerate(messages):
+            values = decode(theirs, start, stop)
+            total += values
+            if rank == comm.rank:
+                x[start:stop] -= values
+        torch.mul(total, 1 / comm.world, out=out[start:stop])
 
 
 def dense_bytes(x: Tensor, comm: Comm) -> int:

@@ -125,7 +125,8 @@ def _runs(starts: list[int]) -> list[Run]:
 
 
 def _times(batch: Batch, matrices: list[Tensor], thin: Tensor) -> Tensor:
-    return torch.cat([torch.bmm(m, t) for m, t in zip(matrices, batch.split(thin), strict=True)])
+    # As (thin^T M^T)^T: with the thin factor first, this is several times as fast on CPUs.
+    return torch.cat([torch.bmm(t.mT, m.mT) for m, t in zip(matrices, batch.split(thin), strict=True)]).mT
 
 
 def _add_products(batch: Batch, into: list[Tensor], p: Tensor, q: Tensor, keep: int, sign: int) -> None:

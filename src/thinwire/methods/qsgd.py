@@ -4,7 +4,9 @@ Alistarh, Grubic, Li, Tomioka and Vojnovic, QSGD: Communication-Efficient SGD vi
 Encoding, NeurIPS 2017 (recalled). Codes have a fixed width here; the paper's variable-length code is left out.
 """
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -56,35 +58,53 @@ class QSGD(Reducer[Tensor, QSGDState]):
     def reduce(self, x: Tensor, state: QSGDState, comm: Comm, out: Tensor, /) -> None:
         key = mix64(self.seed, state.step, state.group, comm.rank)
         state.step += 1
-        message = self._encode(x, key)
-        if message.numel() > exchange.dense_bytes(x, comm):
-            return exchange.fall_back(x, comm, out)
-        comm.ledger.picked += x.numel()
-        x.sub_(self._decode(message, x))
-        messages = comm.all_gather(message)
-        total = sum((self._decode(m, x) for m in messages[1:]), self._decode(messages[0], x))
-        torch.mul(total, 1 / comm.world, out=out)
+        piece = math.lcm(self.bucket, 8)  # whole buckets in whole bytes
+        piece *= max(1, exchange.PIECE // piece)
+        generator = torch.Generator(x.device).manual_seed(key >> 1)
+        coded = [self._encode(part, generator) for part in x.split(piece)]
+        message = torch.cat([units.view(torch.uint8) for units, _ in coded] + [packed for _, packed in coded])
+        exchange.gather_coded(x, message, partial(self._decode, x), comm, out, piece)
 
-    def _encode(self, x: Tensor, key: int) -> Tensor:
-        """The unit of each bucket, then the codes."""
-        rows = torch.nn.functional.pad(x, (0, -x.numel() % self.bucket)).view(-1, self.bucket)
-        order = torch.inf if self.norm == "max" else 2
-        units = torch.linalg.vector_norm(rows, order, dim=1) / self.levels
-        scaled = (rows / units.clamp_min(torch.finfo(x.dtype).tiny).unsqueeze(1)).flatten()[: x.numel()]
+    def _encode(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The unit of each bucket, and the codes."""
+        norm = _largest if self.norm == "max" else _length
+        units = torch.cat([norm(rows) for rows in self._rows(x)]) / self.levels
+        levels = self._scale(x.clone(), 1 / units.clamp_min(torch.finfo(x.dtype).tiny))
         if self.rounding == "stochastic":
-            generator = torch.Generator(x.device).manual_seed(key >> 1)
-            whole = scaled.add_(torch.rand_like(scaled, generator=generator)).floor_()
+            levels.add_(torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)).floor_()
         else:
-            whole = scaled.round_()
-        codes = (whole + self.levels).clamp_(0, 2 * self.levels).to(torch.int32)
-        return torch.cat([units.view(torch.uint8), kernels.pack_bits(codes, self.bits)])
+            levels.round_()
+        codes = levels.clamp_(-self.levels, self.levels).add_(self.levels)
+        return units, kernels.pack_bits(codes.to(torch.uint8 if self.bits <= 8 else torch.int32), self.bits)
 
-    def _decode(self, message: Tensor, x: Tensor) -> Tensor:
-        size = -(-x.numel() // self.bucket) * x.itemsize
-        units = message[:size].clone().view(x.dtype).repeat_interleave(self.bucket)[: x.numel()]
-        codes = kernels.unpack_bits(message[size:], x.numel(), self.bits)
-        return (codes.to(x.dtype) - self.levels).mul_(units)
+    def _decode(self, x: Tensor, message: Tensor, start: int, stop: int) -> Tensor:
+        head = -(-x.numel() // self.bucket) * x.itemsize
+        units = message[:head].clone().view(x.dtype)[start // self.bucket : -(-stop // self.bucket)]
+        packed = message[head + start * self.bits // 8 : head - (-stop * self.bits // 8)]
+        codes = kernels.unpack_bits(packed, stop - start, self.bits)
+        return self._scale(codes.to(x.dtype).sub_(self.levels), units)
+
+    def _scale(self, values: Tensor, factors: Tensor) -> Tensor:
+        """Multiply each bucket by its factor, in place."""
+        rows = self._rows(values)
+        for part, scale in zip(rows, factors.split([len(part) for part in rows]), strict=True):
+            part.mul_(scale.unsqueeze(1))
+        return values
+
+    def _rows(self, x: Tensor) -> list[Tensor]:
+        """The full buckets, and the last one if it is shorter, as rows of two matrices."""
+        full = x.numel() // self.bucket * self.bucket
+        rest = x[full:]
+        return [x[:full].view(-1, self.bucket), rest.view(-1, max(1, rest.numel()))]
 
     @property
     def needs_memory(self) -> bool:
         return self.rounding == "nearest"
+
+
+def _largest(rows: Tensor) -> Tensor:
+    return rows.abs().amax(dim=1)
+
+
+def _length(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=1)

@@ -6,6 +6,7 @@ mean magnitude (both recalled).
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,13 +30,7 @@ class SignSGD(Reducer[Tensor, SignSGDState]):
 
     def reduce(self, x: Tensor, state: SignSGDState, comm: Comm, out: Tensor, /) -> None:
         message = _encode(x, state.sizes)
-        if message.numel() > exchange.dense_bytes(x, comm):
-            return exchange.fall_back(x, comm, out)
-        comm.ledger.picked += x.numel()
-        x.sub_(_decode(message, x, state.sizes))
-        messages = comm.all_gather(message)
-        total = sum((_decode(m, x, state.sizes) for m in messages[1:]), _decode(messages[0], x, state.sizes))
-        torch.mul(total, 1 / comm.world, out=out)
+        exchange.gather_coded(x, message, partial(_decode, x, state.sizes), comm, out)
 
     @property
     def needs_memory(self) -> bool:
@@ -44,15 +39,17 @@ class SignSGD(Reducer[Tensor, SignSGDState]):
 
 def _encode(x: Tensor, sizes: list[int]) -> Tensor:
     """The magnitudes, then the signs."""
-    sums = [torch.linalg.vector_norm(part, 1) / max(1, part.numel()) for part in x.split(sizes)]
-    magnitudes = torch.stack(sums) if sums else x.new_empty(0)
+    means = [torch.linalg.vector_norm(part, 1) / max(1, part.numel()) for part in x.split(sizes)]
+    magnitudes = torch.stack(means) if means else x.new_empty(0)
     return torch.cat([magnitudes.view(torch.uint8), kernels.pack_signs(x)])
 
 
-def _decode(message: Tensor, x: Tensor, sizes: list[int]) -> Tensor:
+def _decode(x: Tensor, sizes: list[int], message: Tensor, start: int, stop: int) -> Tensor:
     head = len(sizes) * x.itemsize
     magnitudes = message[:head].clone().view(x.dtype)
-    values = kernels.unpack_signs(message[head:], x.numel(), x.dtype)
-    for part, magnitude in zip(values.split(sizes), magnitudes, strict=True):
-        part.mul_(magnitude)
+    values = kernels.unpack_signs(message[head + start // 8 : head - (-stop // 8)], stop - start, x.dtype)
+    first = 0
+    for size, magnitude in zip(sizes, magnitudes, strict=True):
+        values[max(0, first - start) : max(0, first + size - start)].mul_(magnitude)
+        first += size
     return values
