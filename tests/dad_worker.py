@@ -22,7 +22,7 @@ class Tied(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Parameter(torch.randn(6, width) * 0.1)
         self.attention = nn.MultiheadAttention(width, 2, batch_first=True) if attention else None
-        self.up, self.down = nn.Linear(width, 16), nn.Linear(16, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight

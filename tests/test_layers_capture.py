@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dad_worker import ARCHITECTURES, attach, batch, build, distance, distributed, gradients, loss_of, pooled
-from thinwire import DAD, MethodWarning
+from thinwire import DAD, MethodWarning, RankDAD
 from thinwire.capture.factored import Factored
 from thinwire.capture.layers import Layers
 from thinwire.comm.crew import CrewComm, crew
@@ -531,8 +531,6 @@ def test_a_boundary_may_average_deltas_on_their_way_down():
 
 
 def test_states_are_saved_and_loaded_and_others_refused():
-    from thinwire import RankDAD
-
     model = build("mlp")
     layers = attach(model, RankDAD(2), DryComm(1), lane=Inline())
     loss_of(model(batch("mlp", 0, 5))).backward()
@@ -548,8 +546,6 @@ def test_states_are_saved_and_loaded_and_others_refused():
 
 
 def test_after_detaching_the_exact_mean_is_exchanged():
-    from thinwire import RankDAD
-
     models = [build("mlp") for _ in range(2)]
 
     def work(comm: CrewComm) -> dict[str, Tensor | None]:
@@ -585,3 +581,39 @@ def test_nothing_is_warned_about_without_need():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         distributed("tied transformer", [2, 3], DAD())
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(6, 5), lambda: nn.Conv1d(4, 5, 2), lambda: nn.Embedding(5, 4)])
+def test_outputs_may_be_changed_in_place(make):
+    layer = make().double()
+    model = nn.Sequential(layer, nn.ReLU(inplace=True))
+    plain = copy.deepcopy(model)
+    attach(model, DAD(), DryComm(1), lane=Inline())
+    x = torch.tensor([[1, 4], [0, 0]]) if isinstance(layer, nn.Embedding) else torch.randn(3, 4, 6, dtype=torch.float64)
+    loss_of(model(x)).backward()
+    loss_of(plain(x)).backward()
+    assert distance(gradients(model), gradients(plain)) < 1e-12
+
+
+def test_states_follow_the_loss_scale():
+    """A scale that doubles leaves no trace: the memory is in gradient units, like what is added to it."""
+
+    class Scaler:
+        scale = 1.0
+
+        def is_enabled(self) -> bool:
+            return True
+
+        def get_scale(self) -> float:
+            return self.scale
+
+    def run(factor: float) -> Tensor:
+        model, scaler = build("mlp"), Scaler()
+        attach(model, RankDAD(1, feedback=True), DryComm(1), lane=Inline(), scaler=scaler)
+        for step in range(3):
+            scaler.scale = factor if step == 2 else 1.0
+            model.zero_grad()
+            (scaler.scale * loss_of(model(batch("mlp", 0, 5, step)))).backward()
+        return model[0].weight.grad / scaler.scale
+
+    assert torch.allclose(run(1.0), run(64.0), rtol=1e-9)

@@ -136,7 +136,8 @@ def wrap(
     layers = None
     rest = reducer
     if isinstance(reducer, FactorReducer):
-        layers = Layers(model, reducer, TorchComm(own_group(group)), share=share, boundary=boundary)
+        options: Any = {"share": share, "boundary": boundary, "check_every": check_every, "scaler": scaler}
+        layers = Layers(model, reducer, TorchComm(own_group(group)), **options)
         DDP._set_params_and_buffers_to_ignore_for_model(model, layers.ignored)
         rest = Dense()
     wrapped = DDP(model, process_group=process_group, **ddp)

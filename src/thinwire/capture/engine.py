@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire import factors
+from thinwire import agree, factors, memory
 from thinwire.capture.slots import FactorGroup, Pass, Slot, add_tallies, working
 from thinwire.comm import Comm
 from thinwire.comm.cast import CastComm
@@ -40,9 +40,19 @@ class Job:
 class Engine:
     """The groups of one model, and the backward pass under way."""
 
-    def __init__(self, reducer: Reducer[Any, Any], comm: Comm, lane: Lane, in_flight: int, boundary: Boundary | None):
+    def __init__(
+        self,
+        reducer: Reducer[Any, Any],
+        comm: Comm,
+        lane: Lane,
+        *,
+        in_flight: int,
+        check_every: int,
+        scaler: Any,
+        boundary: Boundary | None,
+    ):
         self.reducer, self.comm, self.lane = reducer, comm, lane
-        self.in_flight, self.boundary = in_flight, boundary
+        self.in_flight, self.check_every, self.scaler, self.boundary = in_flight, check_every, scaler, boundary
         self.groups: list[FactorGroup] = []
         self.passing: Pass | None = None  # the forward pass under way
         self.passes: WeakSet[Pass] = WeakSet()  # those whose graphs are alive
@@ -50,6 +60,8 @@ class Engine:
         self.paused = False
         self.exchanging = False  # whether the backward pass under way ends in an exchange
         self.last: dict[str, float] = {}  # what the last exchange cost
+        self.exchanges = 0
+        self.scale = 1.0  # the loss scale in which the states' gradients are
         self._round = 0
         self._running = False
         self._settled = False  # after the first exchange: uses outside the layers are known
@@ -94,6 +106,7 @@ class Engine:
         torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         if self.exchanging:
             self._before = (self.comm.ledger.payload, self.comm.ledger.wire, self.comm.ledger.collectives)
+            self._follow_scale()
             self._agree()
             self.advance()
 
@@ -137,6 +150,7 @@ class Engine:
                 totals = (ledger.payload, ledger.wire, ledger.collectives)
                 self.last = {n: now - before for n, now, before in zip(names, totals, self._before, strict=True)}
                 ledger.clear()
+                self.exchanges += 1
                 self.forget()
         finally:
             self._running = self.exchanging = False
@@ -150,6 +164,13 @@ class Engine:
         for slot in self.slots:
             slot.forget()
 
+    def _follow_scale(self) -> None:
+        """States hold gradients as they came: when the loss scale has changed, so must they."""
+        if self.scaler is not None and self.scaler.is_enabled() and self.scaler.get_scale() != self.scale:
+            for group in self.groups:
+                memory.rescale(group.state, self.scaler.get_scale() / self.scale)
+            self.scale = self.scaler.get_scale()
+
     def _agree(self) -> None:
         """One message: how many rows each weight has on each worker, and in which order worker 0 was ready last."""
         expected: dict[tuple[Slot, Rule], list[int]] = {}
@@ -158,9 +179,10 @@ class Engine:
                 expected[key] = add_tallies(expected[key], tally, key[1]) if key in expected else tally
             for slot, uses in one.uses.items():
                 slot.expected += uses
-        numbers: list[list[int]] = [
-            self._ready if len(self._ready) == len(self.groups) else list(range(len(self.groups)))
-        ]
+        look = self.check_every > 0 and self.exchanges % self.check_every == 0
+        mark = agree.checksum(slot.weight for slot in self.slots) if look else 0
+        ready = self._ready if len(self._ready) == len(self.groups) else list(range(len(self.groups)))
+        numbers = [[mark & 0x7FFFFFFF, mark >> 31], ready]
         for slot in self.slots:
             numbers.append([int(slot.outside or slot.formed is not None)])
             numbers += [expected.get((slot, rule), [0] * (2 + sum(rule.dims))) for rule in slot.rules]
@@ -169,9 +191,10 @@ class Engine:
         )
         everyone = self.comm.all_gather(flat)
         most = iter(part.tolist() for part in everyone.amax(0).split([len(part) for part in numbers]))
-        next(most)
+        next(most), next(most)
+        _compare(everyone[:, :2].tolist())
         self._ready = []
-        self._order = everyone[0, : len(self.groups)].tolist()
+        self._order = everyone[0, 2 : 2 + len(self.groups)].tolist()
         for slot in self.slots:
             slot.averaged = bool(next(most)[0])
             slot.forms = {rule: Form.of(next(most), rule) for rule in slot.rules}
@@ -248,6 +271,15 @@ class Engine:
                     stacklevel=2,
                 )
         self._settled = True
+
+
+def _compare(marks: list[list[int]]) -> None:
+    strays = [rank for rank, mark in enumerate(marks) if mark != max(marks, key=marks.count)]
+    if strays:
+        raise agree.Disagreement(
+            f"the replicas have diverged: the layers of rank {strays[0]} are no longer those of the others. Something "
+            "changed them on that rank alone (a seed, an in-place edit). Restart from a checkpoint."
+        )
 
 
 def _accumulate(weight: nn.Parameter, gradient: Tensor) -> None:

@@ -23,7 +23,7 @@ class _Linear(Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, slot: Slot) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.slot, ctx.bias = slot, None if bias is None else bias.dtype
-        out = F.linear(inputs, weight, bias)
+        out = _not_a_view(F.linear(inputs, weight, bias))
         slot.count(PRODUCT, Form.like(_rows(inputs), _rows(out)))
         return out
 
@@ -43,7 +43,7 @@ class _Conv(Function):
         ctx.save_for_backward(inputs, weight)
         ctx.slot, ctx.rule = slot, rule
         convolve = (F.conv1d, F.conv2d, F.conv3d)[len(rule.stride) - 1]
-        out = convolve(inputs, weight, bias, rule.stride, rule.padding, rule.dilation, rule.groups)
+        out = _not_a_view(convolve(inputs, weight, bias, rule.stride, rule.padding, rule.dilation, rule.groups))
         slot.count(rule, Form.like(inputs, out))
         return out
 
@@ -62,7 +62,7 @@ class _Embedding(Function):
     def forward(ctx: Any, indices: Tensor, weight: Tensor, padding: int | None, slot: Slot) -> Tensor:
         ctx.save_for_backward(indices)
         ctx.slot, ctx.padding = slot, padding
-        out = F.embedding(indices, weight, padding)
+        out = _not_a_view(F.embedding(indices, weight, padding))
         rows, width = indices.numel(), out.shape[-1]
         slot.count(LOOKUP, Form((rows,), (rows, width), torch.int32, out.dtype))
         return out
@@ -160,6 +160,14 @@ def _pads_by_hand(layer: Any) -> bool:
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
+
+
+def _not_a_view(out: Tensor) -> Tensor:
+    """The same memory under a new name: autograd lets nobody change a view in place that a Function returns.
+
+    Some kernels return a view of what they made. What it is a view of is seen by nobody, so there is no harm in it.
+    """
+    return out.new_empty(0).set_(out) if out._is_view() else out  # type: ignore[call-overload]
 
 
 def _as_autocast_would(x: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ class Layers:
     """The layers of one model that are exchanged as factors.
 
     `share` says by name which parameters are shared at all; `boundary` may replace the delta that leaves a layer.
+    `check_every`: exchanges between looks at whether the weights are still equal. `scaler`: the GradScaler, if any.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Layers:
         *,
         share: Callable[[str], bool] | None = None,
         boundary: Boundary | None = None,
+        check_every: int = 100,
+        scaler: Any = None,
         lane: Lane | None = None,
         in_flight: int = IN_FLIGHT,
     ):
@@ -81,7 +84,8 @@ class Layers:
         share = share or (lambda name: True)
         classes = CLASSES | (UNROLLED if getattr(reducer, "unroll", False) else {})
         device = next(model.parameters()).device
-        self.engine = Engine(reducer, comm, lane or Beside(device), in_flight, boundary)
+        options: Any = {"in_flight": in_flight, "check_every": check_every, "scaler": scaler, "boundary": boundary}
+        self.engine = Engine(reducer, comm, lane or Beside(device), **options)
         self._removers: list[Callable[[], None]] = []
 
         owners = _owners(model)
@@ -220,15 +224,12 @@ class Layers:
 
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def rescale(self, ratio: float) -> None:
-        """The loss scale is now `ratio` times what it was."""
-        for group in self.engine.groups:
-            memory.rescale(group.state, ratio)
-
     def state_dict(self) -> dict[str, Any]:
         groups = self.engine.groups
         return {
             "world": self.comm.world,
+            "exchanges": self.engine.exchanges,
+            "scale": self.engine.scale,
             "groups": [{"names": list(g.layout.names), "state": memory.save(g.state, g.layout)} for g in groups],
         }
 
@@ -248,6 +249,7 @@ class Layers:
             states.append(state)
         for group, state in zip(groups, states, strict=True):
             group.state = state
+        self.engine.exchanges, self.engine.scale = saved[0]["exchanges"], saved[0]["scale"]
 
 
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[str, nn.Module, str]]]:
