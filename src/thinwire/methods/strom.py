@@ -7,7 +7,6 @@ entry: r += gradient; if |r| > tau, send the sign, which stands for a quantum of
 import math
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from thinwire import exchange, kernels, memory, wire
@@ -65,7 +64,7 @@ def _quanta(message: Tensor, quantum: float, r: Tensor) -> tuple[Tensor, Tensor]
     index = places >> 1
     if kernels.gap_range(index)[0] < 0:
         raise wire.WireError("the message sends an entry both up and down")
-    return index, torch.where(places & 1 == 1, -quantum, quantum).to(r.dtype)
+    return index, (1 - 2 * (places & 1)).to(r.dtype) * quantum
 
 
 def check_quantum(tau: float) -> None:
