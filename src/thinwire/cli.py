@@ -301,6 +301,8 @@ def main() -> None:
     except refused as error:
         _leave(f"{error.format_message()} (see thinwire --help)", 2)
     except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:  # typer turns Ctrl-C into this
         _leave("stopped; all workers have ended, records are kept and --resume goes on", 130)
     sys.exit(code if isinstance(code, int) else 0)
 

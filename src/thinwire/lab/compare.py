@@ -64,6 +64,9 @@ def run_all(
 ) -> dict[Path, str]:
     """Make all runs. One that fails does not take the others with it; what each of those said."""
     failed: dict[Path, str] = {}
+    if already_launched():
+        launch(folders, workers, resume=resume, on_step=on_step)  # rank 0 tells the others what there is to run
+        return failed
     while True:
         left = [folder for folder in folders if folder not in failed and not has_ended(folder)]
         if not left:
@@ -72,7 +75,7 @@ def run_all(
             launch(left, workers, links=links, resume=resume, port=port, on_step=on_step)
         except WorkerFailed as failure:
             broken = next(folder for folder in left if not has_ended(folder))
-            if already_launched() or (broken == left[0] and not rank_file(broken, 0).exists()):
+            if broken == left[0] and not rank_file(broken, 0).exists():
                 raise  # nothing started, so nothing else would
             failed[broken] = str(failure)
 

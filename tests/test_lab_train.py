@@ -1,0 +1,169 @@
+"""Training in real processes: records, resuming, and every way in which a run can end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from thinwire.lab import network
+from thinwire.lab.record import has_ended, read_lines, read_steps
+
+THINWIRE = [sys.executable, "-m", "thinwire"]
+LINK = [] if network.missing_rights() else ["--link", "1gbit"]
+TRAIN = [
+    "train",
+    "--task",
+    "digits",
+    "--method",
+    "ErrorFeedback(TopK(0.01))",
+    "--checkpoint-every",
+    "10",
+    "--workers",
+    "2",
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([*THINWIRE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*words: str) -> str:
+    done = subprocess.run([*THINWIRE, *words], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def pids(folder: Path) -> list[int]:
+    return [line["pid"] for path in sorted(folder.glob("rank*.jsonl")) for line in read_lines(path) if "pid" in line]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(met: object, seconds: float = 80) -> None:
+    end = time.monotonic() + seconds
+    while not met():  # type: ignore[operator]
+        assert time.monotonic() < end, "waited for too long"
+        time.sleep(0.05)
+
+
+def in_the_middle(folder: Path) -> bool:
+    """A checkpoint is written and more steps have been made since."""
+    path = folder / "rank0.jsonl"
+    return (folder / "checkpoints" / "latest").exists() and len(read_steps(path)) > 14
+
+
+def left_behind(launcher: int, folder: Path) -> Iterator[str]:
+    yield from (name for name in network.namespaces() if f"-{launcher}-" in name)
+    yield from (str(pid) for pid in pids(folder) if alive(pid))
+
+
+def losses(folder: Path) -> list[list[float]]:
+    return [[line["loss"] for line in read_steps(folder / f"rank{r}.jsonl") if line["step"]] for r in range(2)]
+
+
+def test_a_killed_worker_ends_the_run_with_one_line_and_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    told = run(*TRAIN, "--steps", "120", "--out", str(whole))
+    assert "after 120 steps" in told and str(whole) in told
+
+    words = [*TRAIN, *LINK, "--steps", "120", "--out", str(broken)]
+    launched = start(*words)
+    until(lambda: in_the_middle(broken))
+    os.kill(pids(broken)[1], signal.SIGKILL)
+    killed = time.monotonic()
+    _, said = launched.communicate(timeout=60)
+    assert time.monotonic() - killed < 15
+    assert launched.returncode == 1
+    (line,) = said.strip().splitlines()
+    assert "worker 1 was killed (signal 9)" in line and "--resume" in line
+    assert not list(left_behind(launched.pid, broken))
+    assert not has_ended(broken)
+
+    run(*words, "--resume")
+    assert has_ended(broken)
+    assert losses(broken) == losses(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_however_the_launcher_ends_its_workers_end_too(number: int, tmp_path: Path) -> None:
+    launched = start(*TRAIN, *LINK, "--steps", "100000", "--out", str(tmp_path))
+    until(lambda: in_the_middle(tmp_path))
+    launched.send_signal(number)
+    _, said = launched.communicate(timeout=30)
+    if number == signal.SIGINT:
+        assert launched.returncode == 130
+        assert "records are kept" in said and len(said.strip().splitlines()) == 1
+        assert not list(left_behind(launched.pid, tmp_path))
+    else:
+        until(lambda: not any(alive(pid) for pid in pids(tmp_path)), 10)
+        network.sweep()  # as the next run does
+        assert not list(left_behind(launched.pid, tmp_path))
+    assert read_steps(tmp_path / "rank0.jsonl")[-1]["step"] > 10
+
+
+def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "thinwire",
+    ]
+    words = ["compare", "--method", "DDP", "--method", "Dense()", "--steps", "20", "--out", str(tmp_path)]
+    done = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [m["method"] for m in summary["methods"]] == ["DDP", "Dense()"]
+    first, second = (losses(tmp_path / m["folder"]) for m in summary["methods"])
+    assert first == second and len(first[0]) == 20  # Dense is plain DDP, to the bit
+    assert (tmp_path / "report.html").exists() and done.stdout.count("Report:") == 1
+
+
+def test_a_method_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    (tmp_path / "lonely.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "from thinwire.lab.tasks.base import Arrays, Task\n"
+        "calls = 0\n"
+        "def loss(out, y):\n"
+        "    global calls\n"
+        "    calls += out.requires_grad\n"
+        "    if dist.get_rank() == 1 and calls == 5:\n"
+        "        raise RuntimeError('the fifth batch is bad')\n"
+        "    return torch.nn.functional.cross_entropy(out, y)\n"
+        "def make_task():\n"
+        "    x = torch.randn(400, 3)\n"
+        "    return Task('own', lambda: torch.nn.Linear(3, 2), Arrays.split(x, (x.sum(1) > 0).long()), loss)\n"
+    )
+    words = ["compare", "--task", "lonely:make_task", "--method", "DDP", "--method", "Dense()", "--steps", "3"]
+    done = subprocess.run(
+        [*THINWIRE, *words, "--batch", "8", "--out", str(tmp_path / "runs")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
+    assert [m["method"] for m in summary["methods"]] == ["DDP"]
+    (said,) = summary["failed"].values()
+    assert "worker 1 failed" in said and "the fifth batch is bad" in said
