@@ -179,7 +179,7 @@ def _lost(what: str, values: list[int]) -> str:
 
 def _edited(ranks: list[int]) -> str:
     return (
-        f"somebody other than the optimizer changed parameters between two steps, on rank {', '.join(map(str, ranks))}. "
+        f"somebody other than the optimizer changed parameters between two steps (rank {', '.join(map(str, ranks))}). "
         "If weights were loaded, call handle.restart() on all ranks after it. If edits are meant (clipping, say), give "
         "local() check_edits=False: they count as this worker's change then."
     )

@@ -1,0 +1,591 @@
+import subprocess
+import sys
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+import local_cases as cases
+import thinwire
+from examples_of_methods import EXAMPLES
+from local_cases import adamw, anchors, batches, flat, net, step, unsent
+from processes import launch
+from thinwire import CheckpointError, Dense, Disagreement, ErrorFeedback, LocalHandle, MethodWarning, Outer, TopK
+from thinwire.comm import Comm
+from thinwire.comm.crew import crew
+
+METHODS = [spelling for spelling, reducer in EXAMPLES.items() if reducer.wants is Tensor]
+FEEDBACK = "ErrorFeedback(TopK(0.2))"
+FRAGMENT_ENDS = {1: (6,), 4: (1, 2, 4, 6)}  # how many of net()'s parameters lie before each fragment's end
+
+
+def check_laws(spelling: str, fragments: int, ranks: list[dict[str, Any]], every: int = 4) -> None:
+    first = ranks[0]
+    sizes = [p.numel() for p in net().parameters()]
+    for rank in ranks:
+        assert torch.equal(rank["finished"], first["finished"]), "replicas differ after the last exchange"
+        assert torch.equal(rank["resumed"], rank["finished"]), "a run that was resumed differs"
+        assert torch.equal(*rank["last"]), "a run that was resumed differs in its next step"
+        for number, (weights, others) in enumerate(zip(rank["weights"], first["weights"]), start=1):
+            position = (number - 1) % every
+            exchanged = position * fragments // every if (position + 1) * fragments % every == 0 else None
+            ends = (0, *FRAGMENT_ENDS[fragments])
+            for fragment, (start, end) in enumerate(pairwise(ends)):
+                here = slice(sum(sizes[:start]), sum(sizes[:end]))
+                same = torch.equal(weights[here], others[here])
+                assert same == (fragment == exchanged or rank is first), f"fragment {fragment} after step {number}"
+    if first["conserves"]:
+        mean = {key: torch.stack([rank["middle"][key] for rank in ranks]).mean(0) for key in first["middle"]}
+        torch.testing.assert_close(
+            mean["moved"] + mean["unsent"] + mean["pending"], mean["change"], rtol=0, atol=1e-6, msg=spelling
+        )
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_laws_in_one_process(fragments):
+    for number, spelling in enumerate(METHODS):
+        world = 2 + (number + fragments) % 2
+        ranks = crew(world, lambda comm, spelling=spelling: cases.laws(comm, spelling, fragments))
+        check_laws(spelling, fragments, ranks)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_real_processes(world, tmp_path):
+    """Everything that processes do, in one set of them: starting them is what takes time."""
+    # Between them, two and four workers see every method with either number of fragments.
+    chosen = [(spelling, (1, 4)[(number + world // 2) % 2]) for number, spelling in enumerate(METHODS)]
+    chosen = chosen[::3] if world == 3 else chosen
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("laws", {"spelling": spelling, "fragments": fragments}) for spelling, fragments in chosen
+    ]
+    calls += [
+        ("average_twin", {"optimizer": "SGD"}),
+        ("average_twin", {"optimizer": "AdamW"}),
+        ("equals_ddp", {}),
+        ("overlapped", {"delay": 2}),
+        ("save_midway", {"folder": str(tmp_path), "spelling": FEEDBACK, "every": 4, "steps": 6}),
+        ("disagreements", {}),
+    ]
+    calls += [("two_levels", {})] if world == 4 else []
+    by_rank = launch(world, "local_cases:many", calls=calls, timeout=110)
+    for results in by_rank:
+        for call, result in zip(calls, results, strict=True):
+            assert not isinstance(result, str), f"{call}:\n{result}"
+    told = [list(ranks) for ranks in zip(*by_rank, strict=True)]
+
+    for (spelling, fragments), ranks in zip(chosen, told):
+        check_laws(spelling, fragments, ranks)
+    by_name = {name: ranks for (name, _), ranks in zip(calls[len(chosen) + 2 :], told[len(chosen) + 2 :], strict=True)}
+    assert max(map(max, told[len(chosen) : len(chosen) + 2])) < 1e-6
+    for plain, ours in by_name["equals_ddp"]:
+        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
+    assert all(torch.equal(rank, by_name["overlapped"][0]) for rank in by_name["overlapped"])
+    threads = crew(world, lambda comm: cases.overlapped(comm, delay=2))
+    torch.testing.assert_close(by_name["overlapped"][0], threads[0], rtol=0, atol=1e-6)
+    for rank in by_name["disagreements"]:
+        check_disagreements(rank)
+
+    if world == 4:
+        weights = [rank["weights"] for rank in by_name["two_levels"]]
+        for number, (a, b, c, d) in enumerate(zip(*weights, strict=True), start=1):
+            assert torch.equal(a, b)
+            assert torch.equal(c, d)
+            assert torch.equal(a, c) == (number % 3 == 0)
+        assert all("nothing left to exchange" in rank["refused"] for rank in by_name["two_levels"])
+    if world == 2:  # these processes are gone; others go on from what they left on disk
+        arguments = {"folder": str(tmp_path), "spelling": FEEDBACK, "every": 4, "steps": 6}
+        resumed = launch(2, "local_cases:many", calls=[("load_midway", arguments)])
+        for straight, (again,) in zip(by_name["save_midway"], resumed, strict=True):
+            assert not isinstance(again, str), again
+            for key in straight:
+                assert torch.equal(straight[key], again[key]), key
+
+
+def check_disagreements(heard: dict[str, str]) -> None:
+    assert "the ranks disagree about the steps between exchanges: rank 0 has 2, rank 1 has 3" in heard["every"]
+    assert "the ranks disagree about the method" in heard["method"]
+    assert "the ranks disagree about the method" in heard["outer"]
+    assert "the ranks have taken different numbers of steps: {0: 2, 1: 3" in heard["function"]
+    assert "somebody other than the optimizer changed parameters between two steps (rank 1)" in heard["edit"]
+    assert all(text.startswith("Disagreement: ") for text in heard.values())
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_every_step_with_dense_averages_the_parameters(optimizer):
+    assert max(crew(3, lambda comm: cases.average_twin(comm, optimizer))) < 1e-6
+
+
+def test_ranks_that_disagree_hear_of_it_on_every_rank():
+    for heard in crew(3, cases.disagreements):
+        check_disagreements(heard)
+
+
+# ── the outer optimizer ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("outer", [Outer(0.5), Outer(0.9, momentum=0.8), Outer(0.7, momentum=0.9, nesterov=True)])
+def test_the_outer_step_is_that_of_torch_on_the_mean_change(outer):
+    world, every, steps = 2, 3, 12
+
+    def ours(comm: Comm) -> Tensor:
+        model = net()
+        optimizer = adamw(model)
+        thinwire.local(model, optimizer, Dense(), every, outer=outer, comm=comm)
+        for batch in batches(steps, comm.rank):
+            step(model, optimizer, batch)
+        return flat(model)
+
+    workers = [net() for _ in range(world)]
+    optimizers = [adamw(model) for model in workers]
+    anchor = nn.Parameter(flat(workers[0]))
+    moved = SGD([anchor], outer.lr, outer.momentum, nesterov=outer.nesterov)
+    for number in range(steps):
+        for rank, (model, optimizer) in enumerate(zip(workers, optimizers)):
+            step(model, optimizer, batches(steps, rank)[number])
+        if (number + 1) % every == 0:
+            anchor.grad = anchor.detach() - torch.stack([flat(model) for model in workers]).mean(0)
+            moved.step()
+            for model in workers:
+                nn.utils.vector_to_parameters(anchor.detach().clone(), model.parameters())
+    for result in crew(world, ours):
+        torch.testing.assert_close(result, anchor.detach(), rtol=0, atol=2e-6)
+
+
+def test_an_outer_step_that_makes_no_sense_is_refused():
+    for wrong in ({"lr": 0.0}, {"momentum": 1.0}, {"nesterov": True}):
+        with pytest.raises(ValueError, match=r"the outer|nesterov"):
+            Outer(**wrong)
+
+
+# ── delay and fragments ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("delay", [1, 3, 9])
+def test_a_delayed_result_is_added_to_what_changed_meanwhile(delay):
+    world, every, steps = 2, 4, 11
+    lag = min(delay, every)
+
+    def ours(comm: Comm) -> list[Tensor]:
+        model = net()
+        optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
+        thinwire.local(model, optimizer, Dense(), every, delay=delay, comm=comm)
+        seen = []
+        for batch in batches(steps, comm.rank):
+            step(model, optimizer, batch)
+            seen.append(flat(model))
+        return seen
+
+    workers = [net() for _ in range(world)]
+    optimizers = [SGD(model.parameters(), 0.05, momentum=0.9) for model in workers]
+    anchor, left, twin = flat(workers[0]), [flat(model) for model in workers], []
+    for number in range(1, steps + 1):
+        for rank, (model, optimizer) in enumerate(zip(workers, optimizers)):
+            step(model, optimizer, batches(steps, rank)[number - 1])
+        if number > every and number % every == lag % every:
+            for model, then in zip(workers, left):
+                nn.utils.vector_to_parameters(anchor + (flat(model) - then), model.parameters())
+        if number % every == 0:
+            left = [flat(model) for model in workers]
+            anchor = anchor + torch.stack([then - anchor for then in left]).mean(0)
+        twin.append([flat(model) for model in workers])
+    for rank, seen in enumerate(crew(world, ours)):
+        for number in range(steps):
+            torch.testing.assert_close(seen[number], twin[number][rank], rtol=0, atol=2e-6)
+
+
+def test_laws_hold_with_a_delay_a_momentum_and_an_exchange_under_way_when_saved():
+    for every, steps in ((4, 6), (3, 8)):
+        ranks = crew(
+            3, lambda comm, e=every, s=steps: cases.laws(comm, FEEDBACK, 1, e, s, delay=2, outer=Outer(0.7, 0.9, True))
+        )
+        for rank in ranks:
+            assert torch.equal(rank["finished"], ranks[0]["finished"])
+            assert torch.equal(rank["resumed"], rank["finished"])
+            assert torch.equal(*rank["last"])
+
+
+def test_fragments_take_turns_at_even_distances():
+    def sent(comm: Comm, every: int, fragments: int) -> list[int]:
+        model = net()
+        optimizer = SGD(model.parameters(), 0.1)
+        handle = thinwire.local(model, optimizer, Dense(), every, fragments=fragments, comm=comm)
+        told = []
+        for batch in batches(12, comm.rank):
+            before = handle.changes.step
+            step(model, optimizer, batch)
+            told.append(handle.changes.step - before)
+        return told
+
+    assert crew(2, lambda comm: sent(comm, 6, 1))[0] == [0, 0, 0, 0, 0, 1] * 2
+    assert crew(2, lambda comm: sent(comm, 6, 3))[0] == [0, 1] * 6
+    assert crew(2, lambda comm: sent(comm, 6, 4))[0] == [0, 1, 1, 0, 1, 1] * 2
+    assert crew(2, lambda comm: sent(comm, 2, 4))[0] == [2] * 12
+    assert crew(2, lambda comm: sent(comm, 1, 4))[0] == [4] * 12
+
+
+def test_schedules_widen():
+    def exchanged_at(comm: Comm, every: Any) -> list[int]:
+        model = net()
+        optimizer = SGD(model.parameters(), 0.1)
+        handle = thinwire.local(model, optimizer, Dense(), every, comm=comm)
+        steps = []
+        for batch in batches(14, comm.rank):
+            step(model, optimizer, batch)
+            if handle.metrics()["collectives"]:
+                steps.append(int(handle.metrics()["step"]))
+        return steps
+
+    assert crew(2, lambda comm: exchanged_at(comm, ((0, 1), (3, 2), (7, 5))))[0] == [1, 2, 3, 5, 7, 12]
+    assert crew(2, lambda comm: exchanged_at(comm, lambda steps: 1 + steps))[0] == [1, 3, 7]
+    for wrong in (0, ((1, 2),), ((0, 2), (0, 3)), (), lambda steps: 0):
+        with pytest.raises(ValueError, match=r"schedule|1 step or more"):
+            crew(1, lambda comm, wrong=wrong: exchanged_at(comm, wrong))
+
+
+# ── bad steps, odd models ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_a_change_that_is_not_finite_takes_everybody_back(fragments):
+    every = 3
+
+    def work(comm: Comm) -> dict[str, Any]:
+        model = net(norm=True)
+        optimizer = adamw(model)
+        handle = thinwire.local(model, optimizer, thinwire.parse(FEEDBACK), every, fragments=fragments, comm=comm)
+        data = batches(12, comm.rank)
+        for batch in data[:every]:
+            step(model, optimizer, batch)
+        before, left = anchors(handle), unsent(handle)
+        for number, (x, y) in enumerate(data[every:], start=every + 1):
+            if comm.rank == 1 and number == every + 1:
+                x = x * torch.inf
+            step(model, optimizer, (x, y))
+            if handle.metrics()["skipped"] == 1:
+                break
+        after = flat(model), anchors(handle), unsent(handle)
+        for batch in data[-4:]:
+            step(model, optimizer, batch)
+        handle.finish()
+        return {"before": (before, left), "after": after, "end": flat(model), "told": handle.metrics()}
+
+    with pytest.warns(MethodWarning, match="not finite on every rank"):
+        ranks = crew(3, work)
+    for rank in ranks:
+        weights, anchor, left = rank["after"]
+        assert torch.equal(weights, ranks[0]["before"][0])
+        assert torch.equal(anchor, ranks[0]["before"][0])
+        assert torch.equal(left, rank["before"][1])
+        assert rank["told"]["skipped"] == 1
+        assert rank["end"].isfinite().all()
+        assert torch.equal(rank["end"], ranks[0]["end"])
+
+
+def test_edits_by_others_are_refused_or_count_as_change():
+    with pytest.raises(Disagreement, match=r"changed parameters between two steps \(rank 0, 1\)"):
+        crew(2, lambda comm: cases.edited(comm, odd=True))
+    one, two = crew(2, lambda comm: cases.edited(comm, comm.rank == 1, check_edits=False))
+    assert torch.equal(one, two)
+    plain, _ = crew(2, lambda comm: cases.edited(comm, odd=False))
+    assert not torch.equal(one, plain)
+
+
+def test_looking_at_the_common_model_is_no_edit_and_restart_leaves_from_what_was_loaded():
+    def work(comm: Comm) -> dict[str, Any]:
+        model = net(norm=True, seed=comm.rank)  # everybody leaves from rank 0's all the same
+        optimizer = SGD(model.parameters(), 0.1)
+        handle = thinwire.local(model, optimizer, Dense(), 4, comm=comm)
+        data = batches(8, comm.rank)
+        for batch in data[:2]:
+            step(model, optimizer, batch)
+        own = flat(model), model[1].running_mean.clone()
+        with handle.anchored():
+            common = flat(model), model[1].running_mean.clone()
+        back = flat(model), model[1].running_mean.clone()
+        model.load_state_dict(net(norm=True, seed=7).state_dict())
+        handle.restart()
+        for batch in data[2:5]:
+            step(model, optimizer, batch)
+        early = handle.changes.step
+        step(model, optimizer, data[5])
+        return {"own": own, "common": common, "back": back, "early": early, "end": flat(model), "steps": handle.steps}
+
+    ranks = crew(2, work)
+    for rank in ranks:
+        assert torch.equal(rank["common"][0], flat(net(norm=True)))
+        assert not rank["common"][1].any()
+        assert all(map(torch.equal, rank["own"], rank["back"]))
+        assert not torch.equal(rank["own"][0], rank["common"][0])
+        assert rank["early"] == 0
+        assert rank["steps"] == 6
+        assert torch.equal(rank["end"], ranks[0]["end"])
+    assert float((ranks[0]["end"] - flat(net(norm=True, seed=7))).abs().max()) < 1
+
+
+def test_buffers_are_averaged_when_they_change_and_not_sent_when_they_do_not():
+    class Masked(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*net(norm=True))
+            self.register_buffer("mask", torch.full((5000,), -torch.inf))
+
+    def work(comm: Comm, average_buffers: bool) -> dict[str, Any]:
+        model = Masked()
+        optimizer = SGD(model.parameters(), 0.1)
+        handle = thinwire.local(model, optimizer, Dense(), 2, average_buffers=average_buffers, comm=comm)
+        seen = []
+        before = handle.ledger.payload
+        optimizer.register_step_pre_hook(lambda *_: seen.append(model[1].running_var.clone()))
+        for batch in batches(2, comm.rank):
+            step(model, optimizer, batch)
+        return {"own": seen[-1], "now": model[1].running_var, "sent": handle.ledger.payload - before}
+
+    ranks = crew(3, lambda comm: work(comm, True))
+    for rank in ranks:
+        assert torch.equal(rank["now"], ranks[0]["now"])
+        assert rank["sent"] < 4 * (flat(net(norm=True)).numel() + 100)
+        torch.testing.assert_close(rank["now"], torch.stack([other["own"] for other in ranks]).mean(0))
+    for rank in crew(3, lambda comm: work(comm, False)):
+        assert torch.equal(rank["now"], rank["own"])
+
+
+def test_the_optimizers_state_is_left_alone_or_averaged():
+    def work(comm: Comm, kept: Any) -> tuple[list[Tensor], list[Tensor]]:
+        model = net()
+        optimizer = adamw(model)
+        own: list[Tensor] = []
+
+        def squares() -> list[Tensor]:
+            return [optimizer.state[p]["exp_avg_sq"].clone() for p in model.parameters()]
+
+        optimizer.register_step_post_hook(lambda *_: own.__setitem__(slice(None), squares()))
+        thinwire.local(model, optimizer, Dense(), 2, fragments=2, optimizer_state=kept, comm=comm)
+        for batch in batches(4, comm.rank):
+            step(model, optimizer, batch)
+        return own, squares()
+
+    for own, now in crew(2, lambda comm: work(comm, "local")):
+        assert all(map(torch.equal, own, now))
+    ranks = crew(2, lambda comm: work(comm, "average"))
+    for own, now in ranks:
+        assert torch.equal(own[0], now[0])  # the first fragment was exchanged a step ago
+        for number in range(1, 6):
+            torch.testing.assert_close(now[number], (ranks[0][0][number] + ranks[1][0][number]) / 2)
+            assert not torch.equal(own[number], now[number])
+
+
+def test_groups_frozen_and_tied_parameters_and_accumulated_gradients():
+    def work(comm: Comm) -> tuple[Tensor, Tensor, list[str]]:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(3, 3))
+        donor = net()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(flat(donor)[: parameter.numel()].view(parameter.shape))
+        model[1].weight = model[0].weight
+        model[3].requires_grad_(False)
+        groups = [
+            {"params": [model[0].weight, model[0].bias, model[1].bias]},
+            {"params": model[2].parameters(), "lr": 0.5},
+        ]
+        optimizer = SGD(groups, lr=0.1)
+        handle = thinwire.local(model, optimizer, Dense(), 2, comm=comm)
+        for first, second in zip(batches(4, comm.rank), batches(4, comm.rank + 10)):
+            optimizer.zero_grad()
+            for x, y in (first, second):
+                (model(x) - y).square().mean().backward()
+            optimizer.step()
+        frozen = torch.cat([p.flatten() for p in model[3].parameters()])
+        return flat(model), frozen, list(handle.changes.parameters)
+
+    ranks = crew(2, work)
+    assert torch.equal(ranks[0][0], ranks[1][0])
+    assert ranks[0][2] == ["0.weight", "0.bias", "1.bias", "2.weight", "2.bias"]
+    assert torch.equal(ranks[0][1], torch.cat([flat(net())[:9], flat(net())[:3]]))
+
+
+def test_half_precision_keeps_an_anchor_in_full():
+    def work(comm: Comm) -> tuple[Tensor, Tensor, int]:
+        model = net().bfloat16()
+        optimizer = SGD(model.parameters(), 0.05)
+        handle = thinwire.local(model, optimizer, ErrorFeedback(TopK(0.3)), 2, comm=comm)
+        for x, y in batches(6, comm.rank):
+            step(model, optimizer, (x.bfloat16(), y.bfloat16()))
+        return flat(model), handle.changes.groups[0].state.anchor, handle.ledger.payload
+
+    ranks = crew(2, work)
+    assert torch.equal(ranks[0][0], ranks[1][0])
+    assert ranks[0][1].dtype is torch.float32
+    assert torch.equal(ranks[0][1].bfloat16(), ranks[0][0])
+    assert not torch.equal(ranks[0][1], ranks[0][0].float())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_scaler_skips_do_not_count(fused):
+    def work(comm: Comm) -> tuple[int, Tensor]:
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=0.02, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        handle = thinwire.local(model, optimizer, Dense(), 3, comm=comm)
+        skipped = 0
+        for number, (x, y) in enumerate(batches(7, comm.rank)):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            overflow = comm.rank == 1 and number == 1
+            scaler.scale(loss * torch.inf if overflow else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped += overflow
+        counted = handle.steps
+        handle.finish()
+        return counted + skipped, flat(model)
+
+    ranks = crew(2, work)
+    assert [rank[0] for rank in ranks] == [7, 7]
+    assert torch.equal(ranks[0][1], ranks[1][1])
+
+
+def test_ranks_with_fewer_steps_take_part_until_all_are_done_and_may_go_on():
+    def work(comm: Comm, fragments: int) -> tuple[list[int], Tensor]:
+        model = net()
+        optimizer = SGD(model.parameters(), 0.1)
+        handle = thinwire.local(model, optimizer, Dense(), 4, fragments=fragments, comm=comm)
+        counts = []
+        for epoch in range(2):
+            for batch in batches(10 if comm.rank else 3 + epoch, comm.rank):
+                step(model, optimizer, batch)
+            handle.finish()
+            counts.append(handle.steps)
+        return counts, flat(model)
+
+    for fragments in (1, 4):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            ranks = crew(3, lambda comm, fragments=fragments: work(comm, fragments))
+        assert [rank[0] for rank in ranks] == [[10, 20]] * 3
+        assert all(torch.equal(rank[1], ranks[0][1]) for rank in ranks)
+        assert any("without a change of its own" in str(one.message) for one in heard)
+
+
+# ── checkpoints ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_another_number_of_workers_goes_on_from_the_mean_of_all_change(world, fragments, tmp_path):
+    arguments = {"folder": str(tmp_path), "spelling": FEEDBACK, "every": 4, "steps": 6, "fragments": fragments}
+    before = crew(3, lambda comm: cases.save_midway(comm, **arguments))
+    after = crew(world, lambda comm: cases.load_midway(comm, **arguments))
+    total = {key: torch.stack([rank[key] for rank in before]) for key in ("change", "unsent")}
+    assert total["change"].any()
+    for rank in after:
+        torch.testing.assert_close(rank["change"], total["change"].mean(0), rtol=0, atol=1e-6)
+        assert torch.equal(rank["end"], after[0]["end"]) == (fragments == 1 or world == 1 or rank is after[0])
+    left = torch.stack([rank["unsent"] for rank in after]).sum(0)
+    torch.testing.assert_close(left, total["unsent"].sum(0), rtol=0, atol=1e-6)
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing():
+    def work(comm: Comm) -> None:
+        def start(spelling: str = FEEDBACK, **options: Any) -> tuple[nn.Module, LocalHandle]:
+            model = net()
+            return model, thinwire.local(model, adamw(model), thinwire.parse(spelling), 2, comm=comm, **options)
+
+        _, handle = start()
+        mine = handle.state_dict()
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            (mine, {"outer": Outer(0.5)}, "method"),
+            (mine, {"spelling": "ErrorFeedback(TopK(0.5))"}, "method"),
+            (mine, {"fragments": 2}, "others, or in another order"),
+            ({key: value for key, value in mine.items() if key != "local"}, {}, "no state of local steps"),
+            (mine | {"rank": 1 - comm.rank}, {}, "every rank saves and loads its own"),
+            (mine | {"world": 3}, {}, "states of all 3 ranks"),
+        ]
+        for state, options, words in wrong:
+            model, other = start(**options)
+            before = flat(model)
+            with pytest.raises(CheckpointError, match=words):
+                other.load_state_dict(state)
+            assert torch.equal(flat(model), before)
+            assert not unsent(other).any()
+
+    crew(2, work)
+
+
+# ── at the front door ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_metrics_speak_of_the_last_step():
+    def work(comm: Comm) -> list[dict[str, float]]:
+        model = net()
+        optimizer = adamw(model)
+        handle = thinwire.local(model, optimizer, ErrorFeedback(TopK(0.1)), 2, comm=comm)
+        told = []
+        for batch in batches(4, comm.rank):
+            step(model, optimizer, batch)
+            told.append(handle.metrics())
+        total = sum(one["payload_bytes"] for one in told)
+        assert 0 < total <= handle.ledger.payload
+        return told
+
+    quiet, loud, *_ = crew(2, work)[0]
+    assert quiet["payload_bytes"] == quiet["density"] == quiet["residual_norm"] == 0
+    assert loud["payload_bytes"] > 0
+    assert loud["residual_norm"] > 0
+    assert 0.09 < loud["density"] < 0.11
+    assert (loud["step"], loud["exchanges"], loud["skipped"]) == (2, 1, 0)
+    assert quiet.keys() == loud.keys()
+
+
+def test_what_makes_no_sense_is_refused():
+    def refused(error: type[Exception], words: str, reducer: Any = None, every: Any = 2, **options: Any) -> None:
+        model = options.pop("model", net())
+        optimizer = options.pop("optimizer", None) or adamw(model)
+        with pytest.raises(error, match=words):
+            crew(1, lambda comm: thinwire.local(model, optimizer, reducer or Dense(), every, comm=comm, **options))
+
+    refused(TypeError, "backward pass", thinwire.parse("DAD()"))
+    refused(ValueError, "delay", delay=-1)
+    refused(ValueError, "optimizer_state", optimizer_state="both")
+    refused(ValueError, "with a delay", optimizer_state="average", delay=1)
+    refused(ValueError, "fragments", fragments=7)
+    refused(ValueError, "not the model's", optimizer=adamw(net()))
+    refused(ValueError, "nothing to exchange", model=net().requires_grad_(False))
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        thinwire.local(net(), adamw(net()), Dense(), 2)
+    with pytest.warns(MethodWarning, match="never sends what it leaves out"):
+        crew(1, lambda comm: thinwire.local(model := net(), adamw(model), TopK(0.1), 2, comm=comm))
+
+
+def test_one_handle_an_optimizer_and_none_after_detach():
+    def work(comm: Comm) -> None:
+        model = net()
+        optimizer = SGD(model.parameters(), 0.1)
+        handle = thinwire.local(model, optimizer, Dense(), 1, comm=comm)
+        with pytest.raises(RuntimeError, match="local steps already"):
+            thinwire.local(model, optimizer, Dense(), 1, comm=comm)
+        handle.detach()
+        sent = handle.ledger.payload
+        step(model, optimizer, batches(1, comm.rank)[0])
+        assert handle.ledger.payload == sent
+        again = thinwire.local(model, optimizer, Dense(), 1, comm=comm)
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        with pytest.raises(RuntimeError, match="did not when local"):
+            step(model, optimizer, batches(1, comm.rank)[0])
+        again.detach()
+
+    crew(2, work)
+
+
+def test_the_example_runs():
+    example = Path(__file__).parent.parent / "examples" / "local_steps.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", str(example), "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "2 workers" in done.stdout
+    assert float(done.stdout.split("accuracy ")[1].split("%")[0]) > 60
