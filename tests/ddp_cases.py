@@ -329,12 +329,15 @@ class Odd(nn.Module):
         return self.last(x.to(self.last.weight.dtype)).float()
 
 
-def odd_model(spelling: str, unused: bool, half: bool, **options: Any) -> tuple[Tensor, float, float]:
-    ddp = wrapped(spelling, Odd(unused, half), find_unused_parameters=unused, **options)
-    data = batches(20)
-    first = loss_of(ddp, data[0]).item()
-    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), data)
-    return weights(ddp), first, loss_of(ddp, data[0]).item()
+def odd_model(spelling: str, unused: bool, half: bool, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights before, after training, and after training the same with plain DDP."""
+    start = weights(Odd(unused, half))
+    ours = wrapped(spelling, Odd(unused, half), find_unused_parameters=unused, **options)
+    for_ddp = {key: value for key, value in options.items() if key not in ("grain", "overlap")}
+    plain = DDP(Odd(unused, half), find_unused_parameters=unused, **for_ddp)
+    for model in (ours, plain):
+        train(model, torch.optim.SGD(model.parameters(), lr=0.02), batches(8))
+    return start, weights(ours), weights(plain)
 
 
 def accumulated(spelling: str, no_sync: bool, view: bool) -> Tensor:

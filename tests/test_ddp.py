@@ -159,12 +159,14 @@ def odd_cases() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [1, 2])
 def test_models_of_all_kinds_train(world):
     for (_, case), ranks in zip(odd_cases(), run(world, odd_cases()), strict=True):
-        for found, first, last in ranks:
-            assert torch.equal(found, ranks[0][0]), case
-            assert torch.isfinite(found).all() and last < 0.95 * first, case
+        for start, ours, plain in ranks:
+            assert torch.equal(ours, ranks[0][1]), case
+            assert ours.isfinite().all() and not torch.equal(ours, start), case
+            if case["spelling"] == "Dense()":
+                assert torch.equal(ours, plain), case
 
 
 def test_accumulation_with_and_without_no_sync():
