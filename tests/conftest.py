@@ -1,0 +1,13 @@
+"""Before any test: one thread, and kernels compiled once, so that worker processes find them in the cache."""
+
+import pytest
+import torch
+
+from thinwire import kernels
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _settled_machine() -> None:
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.float64):
+        kernels.warm(dtype)
