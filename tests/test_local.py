@@ -15,7 +15,7 @@ import thinwire
 from examples_of_methods import EXAMPLES
 from local_cases import adamw, anchors, batches, flat, net, step, unsent
 from processes import launch
-from thinwire import CheckpointError, Dense, Disagreement, ErrorFeedback, LocalHandle, MethodWarning, Outer, TopK
+from thinwire import CheckpointError, Dense, Disagreement, ErrorFeedback, LocalHandle, MethodWarning, Outer, TopK, plan
 from thinwire.comm import Comm
 from thinwire.comm.crew import crew
 
@@ -538,6 +538,25 @@ def test_metrics_speak_of_the_last_step():
     assert 0.09 < loud["density"] < 0.11
     assert (loud["step"], loud["exchanges"], loud["skipped"]) == (2, 1, 0)
     assert quiet.keys() == loud.keys()
+
+
+def test_the_plan_of_local_steps_is_what_they_send():
+    world, every = 3, 5
+    for reducer in (Dense(), thinwire.parse("ErrorFeedback(RandomBlock(0.1))")):
+
+        def work(comm: Comm, reducer: Any = reducer) -> float:
+            model = net()
+            optimizer = adamw(model)
+            handle = thinwire.local(model, optimizer, reducer, every, comm=comm)
+            for batch in batches(every, comm.rank):
+                step(model, optimizer, batch)
+            return handle.metrics()["wire_bytes"]
+
+        planned = plan.local_steps(reducer, plan.layout_of(net()), world, every)
+        assert planned.wire(world) * every == pytest.approx(crew(world, work)[0])
+        once = plan.local_steps(reducer, plan.layout_of(net()), world, 1)
+        network = plan.Network(1e6, world, 1e-3)
+        assert planned.exchange(network) == pytest.approx(once.exchange(network) / every)
 
 
 def test_what_makes_no_sense_is_refused():

@@ -190,6 +190,7 @@ def plan(
     workers: Annotated[int, typer.Option(help="how many machines exchange")] = 8,
     compute_ms: Annotated[float, typer.Option(help="a step without any exchange; `thinwire probe` measures it")] = 0.0,
     rows: Annotated[int, typer.Option(help="rows a layer sees a step: batch x sequence, for DAD and its kin")] = 32,
+    every: Annotated[list[int] | None, typer.Option(help="local steps between exchanges, as well; repeatable")] = None,
     method: Methods = None,
     data: Data = None,
 ) -> None:
@@ -207,6 +208,8 @@ def plan(
     spelled = method or [m for m in DEFAULT if not m.startswith("DDP")]
     reducers = [parse(text) for text in spelled]
     costs = [planner.dry_run(reducer, layout, workers, rows=rows) for reducer in reducers]
+    tensors = [reducer for reducer in reducers if reducer.wants is torch.Tensor]
+    costs += [planner.local_steps(reducer, layout, workers, steps) for reducer in tensors for steps in every or ()]
     told = planner.predict(costs, layout, network, compute_ms / 1e3)
     title = (
         f"{model}: {layout.numel:,} parameters, {workers} workers, {link}, {rtt} round trip, {compute_ms:g} ms compute"

@@ -10,12 +10,14 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.capture.anchor import Anchored
+from thinwire.capture.rounds import ROLL_CALL
 from thinwire.comm.base import WIRE
 from thinwire.comm.dry import DryComm
 from thinwire.factors import PRODUCT, Factors, Use
@@ -66,20 +68,24 @@ class Cost:
     """What one step of a method takes from one worker."""
 
     method: str
-    entries: tuple[tuple[str, int], ...]  # collectives, with the bytes put in
+    entries: tuple[tuple[str, int], ...]  # collectives of an exchange, with the bytes put in
     local: float  # seconds of its own work
     memory: int  # bytes it keeps between steps
     hidden: bool = False  # whether the exchange goes beside the backward pass
+    every: int = 1  # steps that share an exchange
 
     @property
-    def payload(self) -> int:
-        return sum(size for _, size in self.entries)
+    def payload(self) -> float:
+        return sum(size for _, size in self.entries) / self.every
 
     def wire(self, workers: int) -> float:
-        return sum(WIRE[op](workers) * size for op, size in self.entries)
+        return sum(WIRE[op](workers) * size for op, size in self.entries) / self.every
+
+    def exchange(self, network: Network) -> float:
+        return network.seconds(self.entries) / self.every
 
     def step(self, network: Network, compute: float) -> float:
-        exchange = network.seconds(self.entries)
+        exchange = self.exchange(network)
         if self.hidden:
             return max(compute, (1 - BACKWARD) * compute + exchange) + self.local
         return compute + self.local + exchange
@@ -92,7 +98,7 @@ class Prediction:
     cost: Cost
     step: float  # seconds
     exchange: float
-    payload: int
+    payload: float
     wire: float
     break_even: float  # bits a second, below which it beats bfloat16; 0: never, inf: always
 
@@ -128,6 +134,14 @@ def dry_run(
         entries.append(("all_mean", 4 * (layout.numel - part.numel)))  # what has no factors is averaged
     hidden = reducer.wants is Tensor and state is None  # averages that keep nothing go beside the backward pass
     return Cost(spell(reducer), tuple(entries), statistics.median(times[1:] or times), _bytes(state), hidden)
+
+
+def local_steps(reducer: Reducer[Tensor, Any], layout: Layout, world: int, every: int) -> Cost:
+    """The same for an exchange of what `every` local steps have changed, spread over these steps."""
+    cost = dry_run(Anchored(reducer), layout, world)
+    name = f"{spell(reducer)} every {every} steps"
+    entries = (*cost.entries, ("all_gather", ROLL_CALL))
+    return replace(cost, method=name, entries=entries, local=cost.local / every, every=every)
 
 
 def _factored(layout: Layout) -> Layout:
@@ -168,7 +182,7 @@ def predict(costs: Sequence[Cost], layout: Layout, network: Network, compute: fl
         Prediction(
             cost,
             cost.step(network, compute),
-            network.seconds(cost.entries),
+            cost.exchange(network),
             cost.payload,
             cost.wire(network.workers),
             break_even(cost, half, network, compute),

@@ -21,6 +21,7 @@ from thinwire.lane import Lane
 from thinwire.reducer import MethodWarning
 
 _ASKED = ("steps", "exchange", "finishing", "edited", "finite", "anchor", "optimizer")  # in a roll call
+ROLL_CALL = 8 * len(_ASKED)  # bytes, without a word for each buffer
 
 
 @dataclass
