@@ -13,7 +13,7 @@ LOWEST, HIGHEST = 1e-30, 1e30
 
 # Shares of the error that are made good at once, and, by a trend that goes on, later. Between two looks of a worker
 # at one entry pass as many steps as there are workers; a trend that learns faster than that swings.
-AT_ONCE, LATER, LATER_IN_ALL = 0.7, 0.12, 0.8
+AT_ONCE, LATER, LATER_IN_ALL = 0.8, 0.25, 0.8
 STEADY = 0.3  # how fast the reach follows what is counted
 LOST = 3.0  # off by more than this factor, scaling gives up and measures
 
