@@ -55,6 +55,9 @@ def test_a_growing_file_is_followed_line_by_line(tmp_path: Path) -> None:
         file.write('p": 2}\n')
     assert next(lines) == {"step": 2}
     assert next(lines) is None
+    keep_until(path, 1)  # as a run that resumes does
+    assert next(lines) == {"step": 1}
+    assert next(lines) is None
 
 
 def test_steps_after_a_checkpoint_are_forgotten(tmp_path: Path) -> None:

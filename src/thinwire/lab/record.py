@@ -122,11 +122,13 @@ def has_ended(folder: Path) -> bool:
 
 
 def follow(path: Path) -> Iterator[Line | None]:
-    """The lines of a file that grows; None whenever there is nothing new."""
-    at, rest = 0, ""
+    """The lines of a file that grows; None whenever there is nothing new. A file put in its place begins anew."""
+    at, rest, same = 0, "", -1
     while True:
         if path.exists():
             with open(path) as file:
+                if os.fstat(file.fileno()).st_ino != same:
+                    at, rest, same = 0, "", os.fstat(file.fileno()).st_ino
                 file.seek(at)
                 rest += file.read()
                 at = file.tell()
