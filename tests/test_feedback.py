@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from crews import gradients, layout_of, run
+from processes import launch
 from thinwire import (
     QSGD,
     Adam,
@@ -151,6 +152,13 @@ def test_a_change_of_the_loss_scale_comes_out_again(method):
         return torch.stack(outs)
 
     torch.testing.assert_close(crew(1, work)[0], run(method, g).out)
+
+
+def test_under_ddp_thresholds_and_updates_follow_the_loss_scale():
+    for spelling in ("Adam(ErrorFeedback(TopK(0.1)))", "ErrorFeedback(Threshold(0.1))"):
+        calls = [("laws", {"spelling": spelling, "steps": 8}), ("follows_the_scale", {"spelling": spelling})]
+        for plain, scaled in launch(2, "ddp_cases:many", calls=calls):
+            torch.testing.assert_close(plain["unsent"], scaled, rtol=1e-3, atol=1e-5)
 
 
 def test_updates_are_small_where_gradients_were_always_zero():

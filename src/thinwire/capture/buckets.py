@@ -131,6 +131,8 @@ class Buckets:
         elif last:
             if not self.groups:
                 self.groups = make_groups(now.arrived, self.grain, self.reducer)
+                for group in self.groups:
+                    memory.rescale(group.state, self.scale)  # thresholds and the like: a state begins unscaled
             self._submit(now, lambda: self._all_groups(now))
         if last:
             self._now = None
