@@ -58,7 +58,7 @@ def _spelling(name: str, method: type[Reducer[Any, Any]]) -> str:
 def _keeps(method: type[Reducer[Any, Any]]) -> str:
     """The fields of its state that hold one value per gradient entry, or what else there is."""
     made = inspect.signature(method.init).return_annotation
-    if made is None or not hasattr(made, "__dataclass_fields__"):
-        return "nothing" if made is None else ""
+    if not hasattr(made, "__dataclass_fields__"):
+        return "nothing" if made is None else "what its parts keep"
     whole = [f.name for f in fields(made) if f.metadata.get("kind") == "entries"]
-    return f"a vector for each of: {', '.join(whole)}" if whole else "a few numbers"
+    return f"a vector for each of: {', '.join(whole)}" if whole else "nothing as large as the gradient"

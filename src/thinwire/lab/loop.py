@@ -29,7 +29,7 @@ def train(run: Run, task: Task, folder: Path, resume: bool, on_step: Callable[[L
     torch.manual_seed(run.seed)
     model = task.model().to(device)
     optimizer = make_optimizer(model.parameters(), run)
-    wrapped = wrap_model(model, run.method, world, run.grain, run.overlap)
+    wrapped = wrap_model(model, optimizer, run, world)
 
     first, seconds = load_checkpoint(folder, model, optimizer, wrapped) if resume else (0, 0.0)
     keep_until(rank_file(folder, rank), first)
@@ -47,6 +47,9 @@ def train(run: Run, task: Task, folder: Path, resume: bool, on_step: Callable[[L
         loss = task.loss(wrapped.net(x), y)
         loss.backward()
         optimizer.step()
+        last = step + 1 == run.steps
+        if last:
+            wrapped.finish()
         took = time.perf_counter() - began
         seconds += took
 
@@ -54,9 +57,9 @@ def train(run: Run, task: Task, folder: Path, resume: bool, on_step: Callable[[L
         if sent is not None:
             line["measured_bytes"] = (sent_bytes() or 0) - sent
         line |= {key: value for key, value in wrapped.metrics().items() if key != "step"}
-        last = step + 1 == run.steps
         if last or (step + 1) % run.evaluate_every == 0:
-            line |= evaluate(model, task, device)
+            with wrapped.judged():
+                line |= evaluate(model, task, device)
         recorder.write(line)
         on_step(line)
         if not math.isfinite(line.get("validation_loss", 0.0)):

@@ -1,7 +1,13 @@
-"""What a run can be told to exchange with: a reducer's spelling, or one of the baselines beside them."""
+"""What a run can be told to exchange with: a reducer's spelling, or one of the baselines beside them.
+
+`ErrorFeedback(TopK(0.01))` exchanges gradients at every step; `ErrorFeedback(TopK(0.1)) every 10` exchanges what ten
+local steps have changed.
+"""
 
 import inspect
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +16,17 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
 
 from thinwire.comm.base import WIRE
 from thinwire.ddp import handle, wrap
 from thinwire.lab import LabError
+from thinwire.lab.record import Run
+from thinwire.local import local
 from thinwire.spelling import parse, spell
 
 # Plain DDP, DDP with its fp16 hook, and DDP that exchanges nothing: the floor of every step time.
+_EVERY = re.compile(r"(.*\S)\s+every\s+([1-9]\d*)")
 BASELINES = {"DDP": 4, "DDP-fp16": 2, "no-exchange": 0}  # bytes an entry
 _SYNC_BUFFERS = next(  # newer versions of torch have another name for it
     name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DDP.__init__).parameters
@@ -27,28 +37,42 @@ def canonical(method: str) -> str:
     """The one spelling of a method; an unknown one is refused."""
     if method in BASELINES:
         return method
+    spelled, every = split(method)
     try:
-        return spell(parse(method))
+        reducer = parse(spelled)
     except ValueError as error:
         raise LabError(f"{error}; baselines are {', '.join(BASELINES)}") from error
+    return spell(reducer) + (f" every {every}" if every else "")
+
+
+def split(method: str) -> tuple[str, int]:
+    """A reducer's spelling, and the local steps between its exchanges: 0 if it exchanges gradients at every step."""
+    found = _EVERY.fullmatch(method)
+    return (found[1], int(found[2])) if found else (method, 0)
 
 
 @dataclass
 class Wrapped:
-    """A model under DDP, what its last step cost, and its method's state."""
+    """A model that exchanges: what its last step cost, its method's state, how to judge and how to end it."""
 
-    net: DDP
+    net: nn.Module
     metrics: Callable[[], dict[str, float]]
     state_dict: Callable[[], dict[str, Any]]
     load_state_dict: Callable[[dict[str, Any]], None]
+    judged: Callable[[], AbstractContextManager[None]] = nullcontext  # what the workers have in common, in its place
+    finish: Callable[[], None] = lambda: None
 
 
-def wrap_model(model: nn.Module, method: str, world: int, grain: str | None, overlap: bool | None) -> Wrapped:
+def wrap_model(model: nn.Module, optimizer: Optimizer, run: Run, world: int) -> Wrapped:
     # The seed made the replicas equal, so nobody needs rank 0's copy; running statistics are averaged by the loop.
     ddp = {"init_sync": False, _SYNC_BUFFERS: False}
-    if method in BASELINES:
-        return _baseline(model, method, world, ddp)
-    net = wrap(model, parse(method), grain=grain, overlap=overlap, **ddp)  # type: ignore[arg-type]
+    if run.method in BASELINES:
+        return _baseline(model, run.method, world, ddp)
+    method, every = split(run.method)
+    if every:
+        own = local(model, optimizer, parse(method), every)
+        return Wrapped(model, own.metrics, own.state_dict, own.load_state_dict, own.anchored, own.finish)
+    net = wrap(model, parse(method), grain=run.grain, overlap=run.overlap, **ddp)  # type: ignore[arg-type]
     ours = handle(net)
     return Wrapped(net, ours.metrics, ours.state_dict, ours.load_state_dict)
 

@@ -38,7 +38,6 @@ class Run:
     seed: int = 0
     grain: str | None = None
     overlap: bool | None = None
-    every: int = 0  # local steps between exchanges; 0: exchange gradients at every step
     evaluate_every: int = 50
     checkpoint_every: int = 0
     data: str = ""

@@ -266,7 +266,7 @@ def command(run: Run) -> str:
     words += ["--method", run.method, "--workers", str(run.workers), "--steps", str(run.steps)]
     words += ["--batch", str(run.batch), "--optimizer", run.optimizer, "--lr", f"{run.lr:g}", "--seed", str(run.seed)]
     defaults = {f.name: f.default for f in fields(Run)}
-    for key in ("momentum", "weight_decay", "schedule", "grain", "every", "link", "rtt"):
+    for key in ("momentum", "weight_decay", "schedule", "grain", "link", "rtt"):
         if getattr(run, key) != defaults[key]:
             words += [f"--{key.replace('_', '-')}", str(getattr(run, key))]
     if run.overlap is not None:
