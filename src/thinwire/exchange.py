@@ -42,6 +42,18 @@ def fall_back(x: Tensor, comm: Comm, out: Tensor) -> None:
     dense(x, comm, out)
 
 
+def fall_back_at(x: Tensor, index: Tensor, values: Tensor, comm: Comm, out: Tensor) -> None:
+    """Move `values` at `index`, each worker's own, out of `x` and into the mean, in a vector that is zero elsewhere.
+
+    For methods whose choices depend on what stays: those are as they would be, only the bytes are a dense mean's.
+    """
+    whole = torch.zeros_like(x)
+    whole[index] = values
+    x.sub_(whole)
+    fall_back(whole, comm, out)
+    x.add_(whole)  # what the wire could not carry
+
+
 def rounded(values: Tensor, comm: Comm) -> Tensor:
     """`values` as the wire will carry them; what is too large for it is cut off, and so stays behind."""
     return values if comm.carries is None else saturated(values, comm.carries).to(values.dtype)

@@ -40,29 +40,26 @@ class Strom(Reducer[Tensor, StromState]):
         quantum = self.tau * state.unit
         loud = kernels.select(state.r, quantum)
         loud = loud[state.r[loud].abs() > quantum]
-        if not send_quanta(state.r, loud, quantum, comm, out, state.room):
-            exchange.fall_back(state.r, comm, out)
+        send_quanta(state.r, loud, quantum, comm, out, state.room)
 
 
-def send_quanta(r: Tensor, index: Tensor, quantum: float, comm: Comm, out: Tensor, room: Room) -> bool:
-    """Move a quantum, with its sign, from each entry of `r` at `index` into the mean; not if all of `r` is shorter."""
+def send_quanta(r: Tensor, index: Tensor, quantum: float, comm: Comm, out: Tensor, room: Room) -> None:
+    """Move a quantum, with its sign, from each entry of `r` at `index` into the mean."""
     # The sign is the lowest bit of a position among twice as many: one bit more for each gap between positions.
     places = 2 * index.long() + (r[index] < 0)
     message = wire.encode_index(places, 2 * r.numel())
     messages = exchange.gather_bytes(message, comm, room, limit=exchange.dense_bytes(r, comm))
     if messages is None:
-        return False
-    sent = [_quanta(m, quantum, r) for m in messages]
+        return exchange.fall_back_at(r, *_quanta(places, quantum, r), comm, out)
+    sent = [_quanta(wire.decode_index(m, 2 * r.numel()).long(), quantum, r) for m in messages]
     comm.ledger.picked += index.numel()
     kernels.scatter_add(r, *sent[comm.rank], -1.0)
     kernels.fill_sparse(out, sent, 1 / comm.world)
-    return True
 
 
-def _quanta(message: Tensor, quantum: float, r: Tensor) -> tuple[Tensor, Tensor]:
-    places = wire.decode_index(message, 2 * r.numel()).long()
+def _quanta(places: Tensor, quantum: float, r: Tensor) -> tuple[Tensor, Tensor]:
     index = places >> 1
-    if kernels.gap_range(index)[0] < 0:
+    if bool((index.diff() == 0).any()):
         raise wire.WireError("the message sends an entry both up and down")
     return index, (1 - 2 * (places & 1)).to(r.dtype) * quantum
 

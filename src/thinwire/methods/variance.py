@@ -70,8 +70,8 @@ class Variance(Reducer[Moments, VarianceState]):
         messages = exchange.gather_bytes(message, comm, state.room, limit=exchange.dense_bytes(r, comm))
         state.lost = state.held = 0.0
         if messages is None:
-            v.zero_()  # everything is sent, sure or not
-            return exchange.fall_back(r, comm, out)
+            v[sure] = 0
+            return exchange.fall_back_at(r, sure, r[sure], comm, out)
 
         sent = [self._decode(m, state) for m in messages]
         index, values = sent[comm.rank]  # what the others received, not what was meant

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory
+from thinwire import kernels, memory
 from thinwire.comm import Comm
 from thinwire.exchange import Room
 from thinwire.methods.strom import check_quantum, send_quanta
@@ -54,9 +54,5 @@ class VarianceStrom(Reducer[Moments, VarianceStromState]):
         loud = r[sure].abs() > quantum
         quiet, index = sure[~loud], sure[loud]
         v[quiet] *= self.zeta
-        corrected = v[index] - (2 * quantum * r[index].abs() - quantum**2)
-        if send_quanta(r, index, quantum, comm, out, state.room):
-            v[index] = corrected.clamp_(min=0)
-        else:
-            v.zero_()  # everything is sent, sure or not
-            exchange.fall_back(r, comm, out)
+        v[index] = (v[index] - 2 * quantum * r[index].abs() + quantum**2).clamp_(min=0)
+        send_quanta(r, index, quantum, comm, out, state.room)
