@@ -28,9 +28,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def thin(gradient: Tensor, rank: int, iterations: int = 1, tolerance: float = 0.0, seed: int = 7) -> Thin:
-    start = normal(gradient.shape[1], max(gradient.shape), seed=seed)[:, : min(rank, *gradient.shape)]
-    return compress(lambda p: gradient @ p, lambda q: gradient.T @ q, start, iterations, tolerance)
+def thin(
+    gradient: Tensor, rank: int, iterations: int = 1, tolerance: float = 0.0, seed: int = 7, extra: int = 0
+) -> Thin:
+    rank = min(rank, *gradient.shape)
+    start = normal(gradient.shape[1], max(gradient.shape), seed=seed)[:, : min(rank + extra, *gradient.shape)]
+    return compress(lambda p: gradient @ p, lambda q: gradient.T @ q, start, rank, iterations, tolerance)
 
 
 def error(gradient: Tensor, found: Thin) -> float:
@@ -100,11 +103,11 @@ def check_rule(local: Factors, gradient: Tensor) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(m=sizes, n=sizes, rank=sizes, iterations=st.integers(1, 4), seed=st.integers(0, 99))
-def test_what_is_sent_is_a_projection(m, n, rank, iterations, seed):
+@given(m=sizes, n=sizes, rank=sizes, iterations=st.integers(1, 4), seed=st.integers(0, 99), extra=st.integers(0, 4))
+def test_what_is_sent_is_a_projection(m, n, rank, iterations, seed, extra):
     """So the error is never above 1, and its square is what the energy lacks."""
     gradient = normal(m, n, seed=seed)
-    found = thin(gradient, rank, iterations)
+    found = thin(gradient, rank, iterations, extra=extra)
     units = found.left / found.spectrum
     assert found.left.shape == (m, min(rank, m, n))
     assert torch.allclose(units.T @ units, torch.eye(units.shape[1], dtype=torch.float64), atol=1e-8)
@@ -138,6 +141,15 @@ def test_more_columns_are_never_worse():
     gradient = normal(25, 18)
     errors = [error(gradient, thin(gradient, rank)) for rank in range(1, 19)]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(errors))
+
+
+def test_extra_columns_take_most_of_the_distance_to_the_optimum():
+    gradient = decaying(60, 50)
+    values = torch.linalg.svdvals(gradient)
+    optimum = float(values[4:].norm() / values.norm())
+    few = [error(gradient, thin(gradient, 4, seed=seed)) for seed in range(10)]
+    more = [error(gradient, thin(gradient, 4, seed=seed, extra=4)) for seed in range(10)]
+    assert max(more) < 2 * optimum < max(few)
 
 
 def test_scaling_scales_and_rotating_rows_changes_nothing():
@@ -362,3 +374,12 @@ def test_forms_count_their_bytes():
     assert form.nbytes() == 3 * 4 * 2 + 3 * 5 * 4
     assert form.nbytes(torch.bfloat16) == 2 * 3 * 9
     assert Form.of(form.numbers(), PRODUCT) == form
+
+
+def test_the_published_iteration_converges_when_it_is_given_time():
+    """So what is compared with is that iteration, and not a strawman."""
+    gradient = decaying(20, 16)
+    local = Factors.linear(torch.eye(16, dtype=torch.float64), gradient.T.contiguous())
+    left, right = RankDAD.published(5, iterations=40).columns(local, 0, torch.Generator().manual_seed(0), gradient)
+    optimum = float(torch.linalg.svdvals(gradient)[4:].norm())
+    assert float((gradient - left @ right.T).norm()) < 1.01 * optimum

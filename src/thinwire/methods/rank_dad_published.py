@@ -66,10 +66,10 @@ class PublishedRankDAD(FactorReducer[PublishedState]):
         while len(found) < self.rank:
             v = torch.rand(rows, 1, generator=generator, dtype=like.dtype).to(like.device)
             for _ in range(self.iterations):
-                v = local.right(weight, local.left(weight, v))
+                deflated = local.right(weight, local.left(weight, v))
                 for sigma, b, _ in found:
-                    v = v - sigma**2 * b * (b * v).sum()
-                v = v / torch.linalg.vector_norm(v)
+                    deflated -= sigma**2 * b * (b * v).sum()
+                v = deflated / torch.linalg.vector_norm(deflated)
             c = local.left(weight, v)
             sigma = torch.linalg.vector_norm(c)
             if not sigma > 0:
