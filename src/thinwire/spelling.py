@@ -42,13 +42,14 @@ def parse(text: str) -> Reducer[Any, Any]:
 
 
 def spell(reducer: Reducer[Any, Any]) -> str:
-    """The shortest spelling that `parse` takes: no defaults, and no name for the first argument."""
+    """The shortest spelling that `parse` takes: no defaults, and no name for a first argument that needs none."""
     given = []
     for position, f in enumerate(fields(reducer)):  # type: ignore[arg-type]
         value = getattr(reducer, f.name)
         if value != _default(f):
             written = spell(value) if isinstance(value, Reducer) else repr(value)
-            given.append(written if position == 0 else f"{f.name}={written}")
+            plain = position == 0 and not isinstance(value, bool)
+            given.append(written if plain else f"{f.name}={written}")
     return f"{type(reducer).__name__}({', '.join(given)})"
 
 
