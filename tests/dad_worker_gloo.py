@@ -76,6 +76,8 @@ def against_ddp(method: str, rows: list[int], clip: float | None = None, micro: 
             "losses": max(abs(a - b) for a, b in zip(expected, losses, strict=True)),
             "weights": weights,
             "plan": thinwire.handle(ours).plan(),
+            "metrics": thinwire.handle(ours).metrics(),
+            "sent": thinwire.handle(ours).ledger.payload,
         }
     return found
 

@@ -357,6 +357,10 @@ def test_training_is_that_of_plain_ddp(processes, case):
         assert one["losses"] < 1e-5
         assert torch.equal(one["weights"], other["weights"])
         assert one["plan"] == other["plan"]
+        # What the last step is said to have cost is the layers' part and DDP's, as is what the ledger has.
+        metrics = one["metrics"]
+        assert metrics["wire_bytes"] > sum(row["bytes"] for row in one["plan"])
+        assert one["sent"] >= 20 * 0.9 * metrics["payload_bytes"]
 
 
 @pytest.mark.parametrize("case", ["scaled", "scaled thin"])

@@ -90,7 +90,14 @@ class DDPHandle(Handle):
 
     def metrics(self) -> dict[str, float]:
         beside = self.layers or self.buckets.watch
-        return super().metrics() | ({} if beside is None else beside.metrics())
+        found, told = super().metrics(), {} if beside is None else beside.metrics()
+        both = {key: found[key] + told[key] for key in told if key in found}  # bytes and seconds of both exchanges
+        return found | told | both
+
+    @property
+    def ledger(self) -> Ledger:
+        ledger = super().ledger
+        return ledger if self.layers is None else ledger + self.layers.comm.ledger
 
     def plan(self) -> list[dict[str, Any]]:
         """How each layer goes, for methods that choose by layer."""

@@ -6,6 +6,7 @@ what never arrives (a layer that this worker did not use) goes out empty at the 
 worker can make another one wait for ever, as long as DDP's own exchange does not block the backward pass.
 """
 
+import copy
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -105,7 +106,7 @@ class Engine:
         # From here, not from a layer: the backward pass inside a checkpoint has an end of its own.
         torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         if self.exchanging:
-            self._before = (self.comm.ledger.payload, self.comm.ledger.wire, self.comm.ledger.collectives)
+            self._before = copy.copy(self.comm.ledger)
             self._follow_scale()
             self._agree()
             self.advance()
@@ -145,11 +146,14 @@ class Engine:
                         self._complete()
                     if not self._settled:
                         self._settle()
-                ledger = self.comm.ledger
-                names = ("factor_payload_bytes", "factor_wire_bytes", "factor_collectives")
-                totals = (ledger.payload, ledger.wire, ledger.collectives)
-                self.last = {n: now - before for n, now, before in zip(names, totals, self._before, strict=True)}
-                ledger.clear()
+                now, before = self.comm.ledger, self._before
+                self.last = {
+                    "payload_bytes": now.payload - before.payload,
+                    "wire_bytes": now.wire - before.wire,
+                    "collectives": now.collectives - before.collectives,
+                    "exchange_s": now.seconds - before.seconds,
+                }
+                now.clear()
                 self.exchanges += 1
                 self.forget()
         finally:

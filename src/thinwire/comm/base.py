@@ -1,6 +1,6 @@
 """How workers talk, and the ledger on which every byte is entered."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -38,6 +38,11 @@ class Ledger:
         self.wire += WIRE[op](self.world) * size
         self.collectives += 1
         self.entries.append((op, size))
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        """What was sent by two exchanges of one worker."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "world"}
+        return Ledger(self.world, **sums)
 
     def clear(self) -> None:
         """Forget the list of entries, which would grow for ever; the totals stay."""
