@@ -222,13 +222,18 @@ def _run(
             told.out.append(out.clone())
             told.left.append(_gradient(local, case.layout))
             told.held.append(sum(_masses(state), torch.zeros_like(out)))
-        told.collectives = list(comm.ledger.entries)
+        told.collectives = _alike_on_all(comm.ledger.entries)
         return told
 
     try:
         return crew(case.world, work, timeout=PATIENCE)
     except threading.BrokenBarrierError as error:
         _fail("order", reducer, case, "one worker issues more collectives than another", error)
+
+
+def _alike_on_all(entries: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """What all workers must issue alike: an all_to_all has each one's own size, a shift concerns only two."""
+    return [(op, 0 if op == "all_to_all" else size) for op, size in entries if op != "shift"]
 
 
 def _layout(named: dict[str, tuple[int, ...]], dtype: torch.dtype) -> Layout:

@@ -29,14 +29,14 @@ from torch import Tensor
 from thinwire import exchange, kernels, memory, wire
 from thinwire.comm import Comm
 from thinwire.exchange import Room
-from thinwire.methods import partitions, thresholds
+from thinwire.methods import partitions, slots, thresholds
 from thinwire.methods.partitions import Blocks
 from thinwire.methods.thresholds import Control, Counted
 from thinwire.reducer import Layout, Reducer, check_density, count
 
 TOPOLOGIES = ("recut", "pairwise", "official", "static")
 CONTROLS = ("fast", "official")
-REPORT = 32  # bytes before a worker's indices: three counts and a magnitude
+REPORT = 24  # bytes before a worker's indices: two counts and a magnitude
 
 
 @dataclass
@@ -48,7 +48,7 @@ class ExDynaState:
     step: int = memory.per_world(int)
     shares: list[int] = memory.per_world(list)  # blocks of each partition
     loads: list[float] = memory.per_world(list)  # smoothed picks of each partition, or of each block
-    widest: float = memory.per_world(float)  # picks to expect in the fullest partition; 0: nothing is known
+    fullest: float = memory.per_world(float)  # picks to expect in the fullest partition; 0: nothing is known
     picks: list[int] = memory.per_world(list)  # what each worker sent at the last step
     moved: int = memory.per_world(int)  # blocks that changed hands after the last step
 
@@ -98,14 +98,15 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         state.target = count(self.density, x.numel())
         if not state.shares:
             state.shares = partitions.fair_shares(self.cut(x.numel(), comm.world).count, comm.world)
-        slots, room = self._slots(state, comm.world)
-        if not _pays(x, slots, room, comm):
-            state.picks, state.widest, state.moved = [], 0.0, 0
+        most = self._most(state, comm.world)
+        room = slots.size(most, self._widest(state, comm.world))
+        if not _pays(x, most, REPORT + room, comm):
+            state.picks, state.fullest, state.moved = [], 0.0, 0
             return exchange.fall_back(x, comm, out)
         if self.control == "official":
             reports = self._tell_all(x, state, comm)
         else:
-            reports = self._tell_slots(x, state, comm, slots, room)
+            reports = self._tell_most(x, state, comm, most, room)
 
         by_part = [reports[(part - state.step) % comm.world] for part in range(comm.world)]
         index = torch.cat([report.index for report in by_part])  # in the order of partitions, so sorted
@@ -124,22 +125,24 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
             return partitions.cut_as_published(numel, workers)
         return partitions.cut(numel, workers, self.blocks)
 
+    def _edges(self, state: ExDynaState, workers: int) -> list[int]:
+        return partitions.bounds(self.cut(state.numel, workers), state.shares)
+
     def _own(self, state: ExDynaState, comm: Comm) -> tuple[int, int]:
         """Part 2: where this worker looks at this step."""
-        edges = partitions.bounds(self.cut(state.numel, comm.world), state.shares)
-        part = (state.step + comm.rank) % comm.world
+        edges, part = self._edges(state, comm.world), (state.step + comm.rank) % comm.world
         return edges[part], edges[part + 1]
 
-    def _slots(self, state: ExDynaState, workers: int) -> tuple[int, int]:
-        """How many picks a worker may send, and the bytes that their indices take at most."""
-        fair = state.target / workers
-        # Chance makes counts differ by their square root; twice the fair share as long as nothing is known.
-        expected = max(fair, state.widest) if state.widest else 2 * fair
-        slots = math.ceil(1.1 * expected + 4 * math.sqrt(expected)) + 2
-        edges = partitions.bounds(self.cut(state.numel, workers), state.shares)
-        return slots, longest(slots, max(end - start for start, end in pairwise(edges)))
+    def _widest(self, state: ExDynaState, workers: int) -> int:
+        return max(end - start for start, end in pairwise(self._edges(state, workers)))
 
-    def _tell_slots(self, x: Tensor, state: ExDynaState, comm: Comm, slots: int, room: int) -> list[Report]:
+    def _most(self, state: ExDynaState, workers: int) -> int:
+        """How many picks a worker may send: what the fullest partition should have, and what chance adds to it."""
+        fair = state.target / workers
+        expected = max(fair, state.fullest) if state.fullest else 2 * fair
+        return math.ceil(1.1 * expected + 4 * math.sqrt(expected)) + 2
+
+    def _tell_most(self, x: Tensor, state: ExDynaState, comm: Comm, most: int, room: int) -> list[Report]:
         """Part 3: pick, and exchange reports and indices in one message of a size that all know."""
         control = state.control
         if control.threshold is None:
@@ -149,22 +152,13 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         values = x[index]
         far_above = kernels.select(values, control.threshold * math.exp(control.reach)).numel()
         measured = kernels.quantile(x, self.density) if control.lost else 0.0
-        above = index.numel()
-        if above > slots:
-            index = index[kernels.top_k(values, slots)]
+        sent = index if index.numel() <= most else index[kernels.top_k(values, most)]
 
-        body = wire.encode_index(index, x.numel())
-        message = body.new_zeros(REPORT + room)
-        message[:24] = torch.tensor([above, far_above, body.numel()]).view(torch.uint8)
-        message[24:REPORT] = torch.tensor([measured], dtype=torch.float64).view(torch.uint8)
-        message[REPORT : REPORT + body.numel()] = body
-        reports = []
-        for row in comm.all_gather(message):
-            above, far_above, length = row[:24].clone().view(torch.int64).tolist()
-            measured = float(row[24:REPORT].clone().view(torch.float64))
-            indices = wire.decode_index(row[REPORT : REPORT + length], x.numel())
-            reports.append(Report(above, far_above, measured, indices))
-        return reports
+        counts = torch.tensor([index.numel(), far_above]).view(torch.uint8)
+        magnitude = torch.tensor([measured], dtype=torch.float64).view(torch.uint8)
+        report = torch.cat([counts, magnitude]).to(x.device)
+        message = torch.cat([report, slots.fill(sent, x.numel(), room)])
+        return [_read(row, x.numel()) for row in comm.all_gather(message)]
 
     def _tell_all(self, x: Tensor, state: ExDynaState, comm: Comm) -> list[Report]:
         """Part 3 as published: all that reaches the threshold, and one forced pick where nothing does."""
@@ -185,7 +179,7 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         blocks, before = self.cut(state.numel, workers), state.shares
         loads = [report.above for report in by_part]
         total = sum(loads)
-        state.widest = max(loads) * state.target / total if total else 0.0
+        state.fullest = max(loads) * state.target / total if total else 0.0
         if self.topology == "pairwise":
             state.loads = partitions.smoothed(state.loads, loads)
             state.shares, state.loads = partitions.move_pairwise(before, state.loads)
@@ -223,24 +217,21 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         return True
 
 
-def longest(picks: int, span: int) -> int:
-    """The most bytes that `wire.encode_index` takes for so many indices that lie within `span` entries.
-
-    Rice's code with its best parameter takes at most 2 + log2(mean gap) bits a gap, whatever the gaps are.
-    """
-    picks = min(picks, span)
-    bits = min(span, picks * (2 + math.log2(span / picks))) if picks else 0
-    return wire.HEADER + math.ceil(bits / 8) + 1
+def _read(message: Tensor, numel: int) -> Report:
+    report = message[:REPORT].clone().cpu()  # a copy, because the bytes may begin at any address
+    above, far_above = report[:16].view(torch.int64).tolist()
+    measured = float(report[16:].view(torch.float64))
+    return Report(above, far_above, measured, slots.read(message[REPORT:], numel))
 
 
-def _pays(x: Tensor, slots: int, room: int, comm: Comm) -> bool:
+def _pays(x: Tensor, most: int, message: int, comm: Comm) -> bool:
     """The byte test: whether a link carries less for indices and values of what is wanted than for everything.
 
     All workers know both sides beforehand. A link of one worker carries nothing for either.
     """
     others, each = comm.world - 1, (comm.carries or x.dtype).itemsize
-    picks = min(slots * comm.world, x.numel())
-    sparse = others * (REPORT + room) + 2 * others / comm.world * picks * each
+    picks = min(most * comm.world, x.numel())
+    sparse = others * message + 2 * others / comm.world * picks * each
     return sparse < 2 * others / comm.world * x.numel() * each
 
 
