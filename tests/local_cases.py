@@ -228,11 +228,11 @@ def disagreements(comm: Comm) -> dict[str, str]:
     }
 
 
-def edited(comm: Comm, odd: bool, **options: Any) -> Tensor:
+def edited(comm: Comm, odd: bool, steps: int = 4, **options: Any) -> Tensor:
     model = net()
     optimizer = SGD(model.parameters(), 0.1)
     handle = thinwire.local(model, optimizer, Dense(), 4, comm=comm, **options)
-    for number, batch in enumerate(batches(4, comm.rank)):
+    for number, batch in enumerate(batches(steps, comm.rank)):
         if number == 2 and odd:
             model[0].weight.data.clamp_(-0.1, 0.1)
         step(model, optimizer, batch)

@@ -55,8 +55,9 @@ def test_laws_in_one_process(fragments):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_real_processes(world, tmp_path):
+def test_real_processes(world, tmp_path, monkeypatch):
     """Everything that processes do, in one set of them: starting them is what takes time."""
+    monkeypatch.setenv("THINWIRE_KERNELS", "reference")  # starts sooner; the same bits
     # Between them, two and four workers see every method with either number of fragments.
     chosen = [(spelling, (1, 4)[(number + world // 2) % 2]) for number, spelling in enumerate(METHODS)]
     chosen = chosen[::3] if world == 3 else chosen
@@ -293,6 +294,8 @@ def test_edits_by_others_are_refused_or_count_as_change():
     assert torch.equal(one, two)
     plain, _ = crew(2, lambda comm: cases.edited(comm, odd=False))
     assert not torch.equal(one, plain)
+    with pytest.raises(Disagreement, match="changed parameters"):  # heard when the exchange beside the steps lands
+        crew(2, lambda comm: cases.edited(comm, comm.rank == 1, delay=1, steps=6))
 
 
 def test_looking_at_the_common_model_is_no_edit_and_restart_leaves_from_what_was_loaded():
@@ -600,7 +603,9 @@ def test_one_handle_an_optimizer_and_none_after_detach():
     crew(2, work)
 
 
-def test_the_example_runs():
+def test_the_example_runs(monkeypatch):
+    monkeypatch.setenv("THINWIRE_KERNELS", "reference")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     example = Path(__file__).parent.parent / "examples" / "local_steps.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=127.0.0.1:0", str(example), "60"]

@@ -20,7 +20,7 @@ from thinwire.comm import Comm
 from thinwire.comm.cast import CastComm
 from thinwire.reducer import Layout, Reducer
 
-_SAMPLES = 1024  # entries of a parameter that are looked at for edits by others: all of a small one
+_SAMPLES = 256  # entries of a parameter that are looked at for edits by others: all of a small one
 
 
 class Changes:
@@ -148,12 +148,13 @@ class Changes:
         self.edited |= (self._sample() != self._seen).any()
 
     def _sample(self) -> Tensor:
-        parts = []
+        alike: dict[torch.dtype, list[Tensor]] = {}
         for parameter in self.parameters.values():
             stride = max(1, parameter.numel() // _SAMPLES)
             picked = parameter.detach().as_strided((-(-parameter.numel() // stride),), (stride,))
-            parts.append(picked.to(self.device, torch.float64))
-        return torch.cat(parts).view(torch.int64)  # as bits, in which NaN equals itself
+            alike.setdefault(parameter.dtype, []).append(picked.to(self.device))
+        # As bits, in which NaN equals itself.
+        return torch.cat([torch.cat(parts).double() for parts in alike.values()]).view(torch.int64)
 
     def check_covered(self) -> None:
         """The optimizer must not train what is not exchanged."""
