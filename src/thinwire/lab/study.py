@@ -1,0 +1,200 @@
+"""Studies: grids of runs, made cell by cell, resumable, told from what came out.
+
+A cell is one run of the lab. Where a study varies the learning rate, the best one on validation data is chosen for
+each cell; seeds are averaged. What the results say is worked out from them.
+"""
+
+import hashlib
+import html
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from thinwire.lab import LabError, figures
+from thinwire.lab.compare import keep_settings, run_all
+from thinwire.lab.launch import OnStep
+from thinwire.lab.record import Run, write_json, write_text
+from thinwire.lab.report import command, page
+from thinwire.lab.show import number, size
+from thinwire.lab.summary import Records, summarise
+from thinwire.plan import Network
+
+Level = str | float | int
+CHOSEN = ("lr", "seed")  # factors that are chosen among, or averaged over
+
+
+@dataclass(frozen=True)
+class Cell:
+    factors: dict[str, Level]  # what sets this run apart from the others of its study
+    run: Run
+
+    @property
+    def name(self) -> str:
+        plain = "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", str(v)).strip("-") for v in self.factors.values())
+        mark = hashlib.sha256(repr(self.factors).encode()).hexdigest()[:6]
+        return f"{plain[:70]}_{mark}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One setting of a study: its best learning rate, the mean of its seeds."""
+
+    factors: dict[str, Level]
+    metric: str
+    validation: float | None  # None: diverged at every learning rate
+    test: float | None
+    wire: float  # bytes a step on one worker's link
+    step_s: float
+    lr: float
+    seeds: int
+    folders: list[Path] = field(default_factory=list)
+
+    @property
+    def gain(self) -> float:
+        """The validation metric, so that more is better; a run that diverged is worse than all others."""
+        if self.validation is None:
+            return float("-inf")
+        return self.validation if self.metric == "accuracy" else -self.validation
+
+
+@dataclass(frozen=True)
+class Study:
+    about: str
+    cells: Callable[[Run, bool], list[Cell]]  # the task's settings, quick or not
+    tell: Callable[[list[Result]], list[str]]
+    draw: Callable[[list[Result]], list[go.Figure]] = lambda _: []
+
+
+def run_study(cells: Sequence[Cell], out: Path, links: Network | None, on_step: OnStep) -> dict[Path, str]:
+    """Make the runs that are missing; those that failed, with what was said."""
+    failed: dict[Path, str] = {}
+    for workers in sorted({cell.run.workers for cell in cells}):
+        folders = []
+        for cell in cells:
+            if cell.run.workers == workers:
+                folders.append(out / cell.name)
+                keep_settings(folders[-1], cell.run, resume=True)
+        here = links and Network(links.rate, workers, links.rtt)
+        failed |= run_all(folders, workers, links=here, resume=True, on_step=on_step)
+    return failed
+
+
+def results(cells: Sequence[Cell], out: Path, failed: dict[Path, str]) -> list[Result]:
+    """One for each setting: the learning rate that did best on validation data, seeds averaged."""
+    told: dict[str, dict[Level, list[tuple[Cell, dict[str, Any]]]]] = {}
+    for cell in cells:
+        if out / cell.name not in failed:
+            setting = repr({key: value for key, value in cell.factors.items() if key not in CHOSEN})
+            summary = summarise(Records.read(out / cell.name), None, None)
+            told.setdefault(setting, {}).setdefault(cell.factors.get("lr", 0.0), []).append((cell, summary))
+    found = [max((_result(runs, out) for runs in rates.values()), key=lambda r: r.gain) for rates in told.values()]
+    if not found:
+        raise LabError(f"no cell of the study could be run: {next(iter(failed.values()), 'there are none')}")
+    return found
+
+
+def _result(runs: list[tuple[Cell, dict[str, Any]]], out: Path) -> Result:
+    cell, first = runs[0]
+    summaries = [summary for _, summary in runs]
+    whole = not any(s["diverged"] or s["validation"] is None for s in summaries)
+    return Result(
+        factors={key: value for key, value in cell.factors.items() if key not in CHOSEN},
+        metric=first["metric"],
+        validation=statistics.fmean(s["validation"] for s in summaries) if whole else None,
+        test=statistics.fmean(s["test"] for s in summaries) if whole and first["test"] is not None else None,
+        wire=statistics.fmean((s["wire_bytes"] or 0.0) / max(1, s["steps"]) for s in summaries),
+        step_s=statistics.fmean(s["step_s"] for s in summaries),
+        lr=cell.run.lr,
+        seeds=len(runs),
+        folders=[out / one.name for one, _ in runs],
+    )
+
+
+def conclude(study: Study, cells: Sequence[Cell], out: Path, failed: dict[Path, str]) -> tuple[list[Result], list[str]]:
+    """Write study.json and report.html; the results, and what they say."""
+    found = results(cells, out, failed)
+    said = study.tell(found)
+    rows = [table_row(result) for result in found]
+    write_json(
+        out / "study.json",
+        {
+            "about": study.about,
+            "says": said,
+            "results": [{**vars(r), "folders": [f.name for f in r.folders]} for r in found],
+            "failed": {folder.name: text for folder, text in failed.items()},
+        },
+    )
+    cost = frontier_figure(found)
+    escaped = [[html.escape(cell) for cell in row] for row in rows]
+    commands = [command(Run.read(result.folders[0])) for result in found]
+    write_text(
+        out / "report.html", page(" ".join(said), table_head(found), escaped, [cost, *study.draw(found)], commands)
+    )
+    return found, said
+
+
+def table_head(found: Sequence[Result]) -> list[str]:
+    return [*found[0].factors, f"validation {found[0].metric}", "test", "learning rate", "wire a step", "ms a step"]
+
+
+def table_row(result: Result) -> list[str]:
+    value = "diverged" if result.validation is None else number(result.validation)
+    cost = [f"{result.lr:g}", size(result.wire), number(1e3 * result.step_s, 1)]
+    return [*map(str, result.factors.values()), value, number(result.test), *cost]
+
+
+def frontier_figure(found: Sequence[Result]) -> go.Figure:
+    """Metric against bytes, a colour for each level of the first factor, and the line that nothing beats."""
+    figure = figures.blank("validation against bytes a step")
+    first = next(iter(found[0].factors))
+    kept = [r for r in found if r.validation is not None and r.wire > 0]
+    for position, level in enumerate(dict.fromkeys(r.factors[first] for r in kept)):
+        here = [r for r in kept if r.factors[first] == level]
+        label = [", ".join(f"{k} {v}" for k, v in r.factors.items()) for r in here]
+        mark = {"color": figures.style(position)["color"], "size": 10}
+        x, y = [r.wire for r in here], [r.validation for r in here]
+        figure.add_scatter(x=x, y=y, text=label, mode="markers", name=str(level), marker=mark)
+    best = pareto(kept)
+    line = {"color": "#777777", "dash": "dot"}
+    figure.add_scatter(
+        x=[r.wire for r in best], y=[r.validation for r in best], mode="lines", name="nothing beats these", line=line
+    )
+    figure.update_xaxes(type="log", title="bytes a step on a worker's wire")
+    figure.update_yaxes(title=f"validation {found[0].metric}")
+    return figure
+
+
+def pareto(found: Sequence[Result]) -> list[Result]:
+    """Those that no other one beats in both quality and bytes, from few bytes to many."""
+    best: list[Result] = []
+    for result in sorted(found, key=lambda r: (r.wire, -r.gain)):
+        if result.validation is not None and (not best or result.gain > best[-1].gain):
+            best.append(result)
+    return best
+
+
+def effect(found: Sequence[Result], factor: str, better: Level, worse: Level) -> tuple[int, int, float] | None:
+    """Over pairs that differ in one factor alone: how often `better` is, out of how many, and the mean difference.
+
+    A difference counts where both trained; one that diverged has lost.
+    """
+    by_rest: dict[str, dict[Level, Result]] = {}
+    for r in found:
+        if factor in r.factors:
+            rest = repr({k: v for k, v in r.factors.items() if k != factor})
+            by_rest.setdefault(rest, {})[r.factors[factor]] = r
+    pairs = [(one[better], one[worse]) for one in by_rest.values() if better in one and worse in one]
+    if not pairs:
+        return None
+    gaps = [a.gain - b.gain for a, b in pairs if a.validation is not None and b.validation is not None]
+    return sum(a.gain > b.gain for a, b in pairs), len(pairs), statistics.fmean(gaps) if gaps else float("nan")
+
+
+def points(gap: float, metric: str) -> str:
+    """A difference as people say it."""
+    return f"{100 * gap:+.1f} points of accuracy" if metric == "accuracy" else f"{-gap:+.3f} of loss"
