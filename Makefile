@@ -11,7 +11,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/.ready
-	$(BIN)/python examples/demo.py
+	$(BIN)/thinwire compare --task digits --workers 2 --link 25mbit --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: lint types
 	$(BIN)/python -m pytest

@@ -1,7 +1,7 @@
 """An ordinary DDP script, and the one line that makes it thin.
 
     torchrun --nproc-per-node 2 examples/train.py
-    torchrun --nproc-per-node 2 examples/train.py "ErrorFeedback(RandomBlock(0.05))"
+    torchrun --nproc-per-node 2 examples/train.py "RandomBlock(0.1)"
     torchrun --nproc-per-node 2 examples/train.py DDP
 
 The second argument is any spelling of a method (`thinwire methods` lists them), or DDP for plain DDP.

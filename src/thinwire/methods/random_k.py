@@ -64,7 +64,3 @@ class RandomK(Reducer[Tensor, RandomKState]):
     @property
     def conserves(self) -> bool:
         return not self.rescale
-
-    @property
-    def needs_memory(self) -> bool:
-        return not self.rescale
