@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
+from thinwire.comm import Comm
+from thinwire.comm.torch import TorchComm
 
 BUCKETS = {1: 25.0, 2: 0.006, 6: 0.0005}  # bucket_cap_mb that cuts `net()` into as many buckets
 
@@ -108,6 +110,23 @@ def laws(spelling: str, steps: int = 6, **options: Any) -> dict[str, Any]:
         "weights": weights(ddp),
         "metrics": thinwire.handle(ddp).metrics(),
     }
+
+
+def reduced(spelling: str, steps: int = 4) -> list[Tensor]:
+    """What the method alone makes of vectors that only the rank and the step decide."""
+    comm, method = TorchComm(dist.new_group()), thinwire.parse(spelling)
+    return reductions(method, comm, steps)
+
+
+def reductions(method: thinwire.Reducer[Any, Any], comm: Comm, steps: int = 4) -> list[Tensor]:
+    layout = thinwire.Layout(("w", "b"), (torch.Size([30, 20]), torch.Size([20])))
+    state, results = method.init(layout), []
+    for step in range(steps):
+        x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1000 * step + comm.rank))
+        out = torch.empty_like(x)
+        method.reduce(x, state, comm, out)
+        results.append(out)
+    return results
 
 
 def dense_equals_ddp(steps: int, cuts: int, grain: str | None) -> bool:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_cases import Failed
+from ddp_cases import Failed, reductions
 from examples_of_methods import EXAMPLES
 from processes import launch
+from thinwire import parse
+from thinwire.comm.crew import crew
 from thinwire.reducer import Factors
 
 METHODS = [spelling for spelling, method in EXAMPLES.items() if method.wants is not Factors]
@@ -40,6 +42,19 @@ def test_the_laws_hold_for_every_method_with_1_2_and_6_buckets(world):
             apart = (ranks[0]["applied"] + unsent - handed).abs().max()
             assert apart < 1e-5 + 1e-4 * handed.abs().max(), case
         assert ranks[0]["metrics"]["payload_bytes"] > 0
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_threads_and_processes_give_the_same_bits(world):
+    gradients = [spelling for spelling in METHODS if EXAMPLES[spelling].wants is torch.Tensor]
+    found = run(world, [("reduced", {"spelling": spelling}) for spelling in gradients])
+    for spelling, ranks in zip(gradients, found, strict=True):
+        threads = crew(world, lambda comm, s=spelling: reductions(parse(s), comm))
+        for one, other in zip(ranks[0], threads[0], strict=True):
+            if world == 2:
+                assert torch.equal(one, other), spelling
+            else:  # a ring adds up in another order than threads do; some wires carry half precision
+                torch.testing.assert_close(one, other, rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

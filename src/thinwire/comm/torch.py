@@ -37,14 +37,15 @@ class TorchComm:
         out = x.new_empty(self.world, *x.shape)
         with self._timed():
             if x.numel():
-                dist.all_gather(list(out.unbind()), x.contiguous(), group=self.group)
+                dist.all_gather([_bytes(row) for row in out], _bytes(x), group=self.group)
         return out
 
     def broadcast(self, x: Tensor, source: int) -> Tensor:
         self.ledger.enter("broadcast", x)
+        raw = _bytes(x)
         with self._timed():
-            dist.broadcast(x, group=self.group, group_src=source)
-        return x
+            dist.broadcast(raw, group=self.group, group_src=source)
+        return x if raw.data_ptr() == x.data_ptr() else x.copy_(raw.view(x.dtype).view(x.shape))
 
     def all_to_all(self, parts: list[Tensor]) -> list[Tensor]:
         sizes = torch.tensor([p.numel() for p in parts], dtype=torch.int64, device=parts[0].device)
@@ -71,3 +72,8 @@ class TorchComm:
             for work in dist.batch_isend_irecv(calls) if calls else ():
                 work.wait()
         return received
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """What is only moved goes as bytes: backends differ in the dtypes that they know."""
+    return x.contiguous().view(-1).view(torch.uint8)
