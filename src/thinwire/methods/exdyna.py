@@ -95,109 +95,130 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         return ExDynaState(layout.numel, count(self.density, layout.numel))
 
     def reduce(self, x: Tensor, state: ExDynaState, comm: Comm, out: Tensor, /) -> None:
-        state.target = count(self.density, x.numel())
-        if not state.shares:
-            state.shares = partitions.fair_shares(self.cut(x.numel(), comm.world).count, comm.world)
-        most = self._most(state, comm.world)
-        room = slots.size(most, self._widest(state, comm.world))
-        if not _pays(x, most, REPORT + room, comm):
+        self.prepare(state, comm.world)
+        if not self.pays(state, (comm.carries or x.dtype).itemsize, comm.world):
             state.picks, state.fullest, state.moved = [], 0.0, 0
             return exchange.fall_back(x, comm, out)
-        if self.control == "official":
-            reports = self._tell_all(x, state, comm)
-        else:
-            reports = self._tell_most(x, state, comm, most, room)
+        if state.control.threshold is None:
+            self.start(state, [] if self._as_published else _all_told(kernels.quantile(x, self.density), x, comm))
 
-        by_part = [reports[(part - state.step) % comm.world] for part in range(comm.world)]
-        index = torch.cat([report.index for report in by_part])  # in the order of partitions, so sorted
+        mine = self.pick(x, state, comm.rank)
+        reports = self._tell_all(mine, state, comm) if self._as_published else self._tell(mine, state, comm)
+        index = self.union(state, reports)
         exchange.mean_at(x, index, comm, out)
+        self.learn(state, reports, index)
 
+    def prepare(self, state: ExDynaState, workers: int) -> None:
+        """Part 1: blocks, dealt out evenly as long as nothing is known."""
+        state.target = count(self.density, state.numel)
+        if not state.shares:
+            state.shares = partitions.fair_shares(self._blocks(state.numel, workers).count, workers)
+
+    def message(self, state: ExDynaState) -> int:
+        """How many bytes each worker tells the others: all know before anybody has picked."""
+        widest = max(end - start for start, end in pairwise(self._edges(state)))
+        return REPORT + slots.size(self._most(state), widest)
+
+    def pays(self, state: ExDynaState, itemsize: int, workers: int) -> bool:
+        """The byte test: whether a link carries less for the messages and the values wanted than for everything.
+
+        A link of one worker carries nothing for either.
+        """
+        values = 2 * (workers - 1) / workers * itemsize
+        return (workers - 1) * self.message(state) < values * (state.numel - state.target)
+
+    def start(self, state: ExDynaState, measured: list[float]) -> None:
+        """The first threshold: the mean of what the workers measured."""
+        published = thresholds.start_as_published(state.target)
+        state.control.set(published if self._as_published else sum(measured) / len(measured))
+
+    def pick(self, x: Tensor, state: ExDynaState, rank: int) -> Report:
+        """Parts 2 and 3: what reaches the threshold in the partition that is this worker's at this step."""
+        control, edges = state.control, self._edges(state)
+        assert control.threshold is not None
+        part = (state.step + rank) % len(state.shares)
+        low, high = edges[part], edges[part + 1]
+        index = kernels.select(x, control.threshold, low, high)
+        above = index.numel()
+        if self._as_published:  # all of it, and one entry by force where there is nothing
+            if not above and high > low:
+                index = index.new_tensor([low + state.step % (high - low)])
+            return Report(index.numel(), 0, 0.0, index)
+        values, most = x[index], self._most(state)
+        far_above = kernels.select(values, control.threshold * math.exp(control.reach)).numel()
+        measured = kernels.quantile(x, self.density) if control.lost else 0.0
+        return Report(above, far_above, measured, index if above <= most else index[kernels.top_k(values, most)])
+
+    def union(self, state: ExDynaState, reports: list[Report]) -> Tensor:
+        """All picks, in the order of the partitions and so sorted. No two are the same."""
+        return torch.cat([reports[(part - state.step) % len(reports)].index for part in range(len(reports))])
+
+    def learn(self, state: ExDynaState, reports: list[Report], index: Tensor) -> None:
+        """What all workers conclude from what all have told."""
         state.picks = [report.index.numel() for report in reports]
-        self._rebalance(state, by_part, index, comm.world)
+        loads = [reports[(part - state.step) % len(reports)].above for part in range(len(reports))]
+        total = sum(loads)
+        state.fullest = max(loads) * state.target / total if total else 0.0
+        before = state.shares
+        self._rebalance(state, loads, index)
+        state.moved = partitions.moves(before, state.shares)
         self._rescale(state, reports)
         state.step += 1
 
-    def cut(self, numel: int, workers: int) -> Blocks:
-        """Part 1: the blocks."""
+    @property
+    def _as_published(self) -> bool:
+        return self.control == "official"
+
+    def _blocks(self, numel: int, workers: int) -> Blocks:
         if self.topology == "static":
             return Blocks(numel, numel, 1)
         if self.topology == "official":
             return partitions.cut_as_published(numel, workers)
         return partitions.cut(numel, workers, self.blocks)
 
-    def _edges(self, state: ExDynaState, workers: int) -> list[int]:
-        return partitions.bounds(self.cut(state.numel, workers), state.shares)
+    def _edges(self, state: ExDynaState) -> list[int]:
+        return partitions.bounds(self._blocks(state.numel, len(state.shares)), state.shares)
 
-    def _own(self, state: ExDynaState, comm: Comm) -> tuple[int, int]:
-        """Part 2: where this worker looks at this step."""
-        edges, part = self._edges(state, comm.world), (state.step + comm.rank) % comm.world
-        return edges[part], edges[part + 1]
-
-    def _widest(self, state: ExDynaState, workers: int) -> int:
-        return max(end - start for start, end in pairwise(self._edges(state, workers)))
-
-    def _most(self, state: ExDynaState, workers: int) -> int:
+    def _most(self, state: ExDynaState) -> int:
         """How many picks a worker may send: what the fullest partition should have, and what chance adds to it."""
-        fair = state.target / workers
+        fair = state.target / len(state.shares)
         expected = max(fair, state.fullest) if state.fullest else 2 * fair
         return math.ceil(1.1 * expected + 4 * math.sqrt(expected)) + 2
 
-    def _tell_most(self, x: Tensor, state: ExDynaState, comm: Comm, most: int, room: int) -> list[Report]:
-        """Part 3: pick, and exchange reports and indices in one message of a size that all know."""
-        control = state.control
-        if control.threshold is None:
-            control.set(_mean(kernels.quantile(x, self.density), comm))
-        assert control.threshold is not None
-        index = kernels.select(x, control.threshold, *self._own(state, comm))
-        values = x[index]
-        far_above = kernels.select(values, control.threshold * math.exp(control.reach)).numel()
-        measured = kernels.quantile(x, self.density) if control.lost else 0.0
-        sent = index if index.numel() <= most else index[kernels.top_k(values, most)]
+    def _tell(self, mine: Report, state: ExDynaState, comm: Comm) -> list[Report]:
+        """Everybody's report, in one collective."""
+        counts = torch.tensor([mine.above, mine.far_above]).view(torch.uint8)
+        magnitude = torch.tensor([mine.measured], dtype=torch.float64).view(torch.uint8)
+        report = torch.cat([counts, magnitude]).to(mine.index.device)
+        indices = slots.fill(mine.index, state.numel, self.message(state) - REPORT)
+        return [_read(row, state.numel) for row in comm.all_gather(torch.cat([report, indices]))]
 
-        counts = torch.tensor([index.numel(), far_above]).view(torch.uint8)
-        magnitude = torch.tensor([measured], dtype=torch.float64).view(torch.uint8)
-        report = torch.cat([counts, magnitude]).to(x.device)
-        message = torch.cat([report, slots.fill(sent, x.numel(), room)])
-        return [_read(row, x.numel()) for row in comm.all_gather(message)]
-
-    def _tell_all(self, x: Tensor, state: ExDynaState, comm: Comm) -> list[Report]:
-        """Part 3 as published: all that reaches the threshold, and one forced pick where nothing does."""
-        control = state.control
-        if control.threshold is None:
-            control.set(thresholds.start_as_published(state.target))
-        assert control.threshold is not None
-        low, high = self._own(state, comm)
-        index = kernels.select(x, control.threshold, low, high)
-        if not index.numel() and high > low:
-            index = index.new_tensor([low + state.step % (high - low)])
-        messages = exchange.gather_bytes(wire.encode_index(index, x.numel()), comm, state.room)
+    def _tell_all(self, mine: Report, state: ExDynaState, comm: Comm) -> list[Report]:
+        """As published: however many there are."""
+        messages = exchange.gather_bytes(wire.encode_index(mine.index, state.numel), comm, state.room)
         assert messages is not None  # there was no limit to exceed
-        indices = [wire.decode_index(message, x.numel()) for message in messages]
+        indices = [wire.decode_index(message, state.numel) for message in messages]
         return [Report(index.numel(), 0, 0.0, index) for index in indices]
 
-    def _rebalance(self, state: ExDynaState, by_part: list[Report], index: Tensor, workers: int) -> None:
-        blocks, before = self.cut(state.numel, workers), state.shares
-        loads = [report.above for report in by_part]
-        total = sum(loads)
-        state.fullest = max(loads) * state.target / total if total else 0.0
+    def _rebalance(self, state: ExDynaState, loads: list[int], index: Tensor) -> None:
+        """Part 2: the partitions of the next step."""
+        blocks = self._blocks(state.numel, len(state.shares))
         if self.topology == "pairwise":
             state.loads = partitions.smoothed(state.loads, loads)
-            state.shares, state.loads = partitions.move_pairwise(before, state.loads)
+            state.shares, state.loads = partitions.move_pairwise(state.shares, state.loads)
         elif self.topology == "recut":
-            state.loads = partitions.smoothed(state.loads, blocks.loads(index).tolist())
-            state.shares = partitions.recut(before, torch.tensor(state.loads, dtype=torch.float64))
+            state.loads = partitions.smoothed(state.loads, blocks.loads(index))
+            state.shares = partitions.recut(state.shares, state.loads)
         elif self.topology == "official":
-            state.shares = partitions.move_as_published(before, loads, blocks)
-        state.moved = partitions.moves(before, state.shares)
+            state.shares = partitions.move_as_published(state.shares, loads, blocks)
 
     def _rescale(self, state: ExDynaState, reports: list[Report]) -> None:
         """Part 4: the threshold of the next step."""
         sent = sum(state.picks)
-        if self.control == "official":
+        if self._as_published:
             return thresholds.scale_as_published(state.control, sent, state.target)
-        above, far_above = (sum(r.above for r in reports), sum(r.far_above for r in reports))
-        measured = sum(r.measured for r in reports) / len(reports)
-        seen = Counted(sent, above, far_above, measured)
+        above, far_above = sum(r.above for r in reports), sum(r.far_above for r in reports)
+        seen = Counted(sent, above, far_above, sum(r.measured for r in reports) / len(reports))
         thresholds.scale_fast(state.control, seen, state.target, len(reports))
 
     def metrics(self, state: ExDynaState, /) -> dict[str, float]:
@@ -224,18 +245,7 @@ def _read(message: Tensor, numel: int) -> Report:
     return Report(above, far_above, measured, slots.read(message[REPORT:], numel))
 
 
-def _pays(x: Tensor, most: int, message: int, comm: Comm) -> bool:
-    """The byte test: whether a link carries less for indices and values of what is wanted than for everything.
-
-    All workers know both sides beforehand. A link of one worker carries nothing for either.
-    """
-    others, each = comm.world - 1, (comm.carries or x.dtype).itemsize
-    picks = min(most * comm.world, x.numel())
-    sparse = others * message + 2 * others / comm.world * picks * each
-    return sparse < 2 * others / comm.world * x.numel() * each
-
-
-def _mean(value: float, comm: Comm) -> float:
-    """The mean over the workers, whole: as bytes, which no cast of values touches."""
-    bits = torch.tensor([value], dtype=torch.float64).view(torch.uint8)
-    return float(comm.all_gather(bits).view(torch.float64).mean())
+def _all_told(value: float, x: Tensor, comm: Comm) -> list[float]:
+    """Every worker's number, as bytes, which no cast of values touches."""
+    bits = torch.tensor([value], dtype=torch.float64).view(torch.uint8).to(x.device)
+    return comm.all_gather(bits).cpu().view(torch.float64).flatten().tolist()

@@ -7,8 +7,9 @@ A partition is known by its share: how many blocks it has. Partition j begins wh
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -30,10 +31,10 @@ class Blocks:
     def start(self, block: int) -> int:
         return self.numel if block >= self.count else block * self.size
 
-    def loads(self, index: Tensor) -> Tensor:
+    def loads(self, index: Tensor) -> list[int]:
         """How many of these positions lie in each block."""
         block = torch.div(index, self.size, rounding_mode="floor").clamp_(max=self.count - 1)
-        return torch.bincount(block, minlength=self.count).to("cpu", torch.float64)
+        return torch.bincount(block, minlength=self.count).tolist()
 
 
 def cut(numel: int, workers: int, wanted: int | None = None) -> Blocks:
@@ -103,29 +104,29 @@ def move_pairwise(shares: list[int], loads: list[float]) -> tuple[list[int], lis
     return shares, loads
 
 
-def recut(shares: list[int], loads: Tensor) -> list[int]:
+def recut(shares: list[int], loads: list[float]) -> list[int]:
     """All boundaries anew, at equal sums of the blocks' smoothed loads, when that lowers the heaviest load.
 
     Far loads reach each other in one step, and blocks of unlike load are told apart; the price is a count for
     each block instead of one for each partition.
     """
-    workers, sums = len(shares), loads.cumsum(0)
-    total = float(sums[-1])
-    ends: list[int] = []
+    workers, sums = len(shares), [0.0, *accumulate(loads)]
+    total = sums[-1]
+    ends = [0]
     for part in range(1, workers):
         goal = total * part / workers
-        end = int(torch.searchsorted(sums, goal)) + 1  # the first block whose end passes the goal
-        if end > 1 and goal - float(sums[end - 2]) < float(sums[min(end, len(loads)) - 1]) - goal:
+        end = bisect_left(sums, goal)
+        if end and goal - sums[end - 1] < sums[end] - goal:
             end -= 1
-        ends.append(min(max(end, part, *(e + 1 for e in ends[-1:])), len(loads) - workers + part))
-    new = [end - start for start, end in zip([0, *ends], [*ends, len(loads)], strict=True)]
+        ends.append(min(max(end, ends[-1] + 1), len(loads) - workers + part))  # at least one block for each
+    ends.append(len(loads))
+    new = [end - start for start, end in pairwise(ends)]
     gain = _heaviest(shares, sums) - _heaviest(new, sums)
     return new if gain > SIGMAS_OF_MANY * _noise(total / workers) else shares
 
 
-def _heaviest(shares: list[int], sums: Tensor) -> float:
-    ends = [float(sums[end - 1]) for end in accumulate(shares)]
-    return max(end - start for start, end in zip([0.0, *ends[:-1]], ends, strict=True))
+def _heaviest(shares: list[int], sums: list[float]) -> float:
+    return max(sums[end] - sums[start] for start, end in pairwise([0, *accumulate(shares)]))
 
 
 def _noise(load: float) -> float:
