@@ -53,3 +53,10 @@ def test_no_hook_module_postpones_its_annotations():
     # DDP compares a hook's annotations by identity; strings make it refuse the hook.
     for path in (SOURCE / "capture").glob("*.py"):
         assert "from __future__ import annotations" not in path.read_text(), path
+
+
+def test_the_page_of_methods_is_up_to_date():
+    docs = SOURCE.parent.parent / "docs"
+    maker = {"__name__": "make_methods", "__file__": str(docs / "make_methods.py")}
+    exec(compile((docs / "make_methods.py").read_text(), "make_methods.py", "exec"), maker)
+    assert (docs / "methods.md").read_text() == maker["page"](), "run python docs/make_methods.py"
