@@ -68,7 +68,7 @@ def check_twins(monkeypatch: pytest.MonkeyPatch, work: Callable[..., Any], *inpu
     return outcomes[1][0]
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *HALVES], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", SIZES)
 def test_selection_equals_its_reference(monkeypatch: pytest.MonkeyPatch, n: int, kind: str, dtype: torch.dtype) -> None:
@@ -79,6 +79,16 @@ def test_selection_equals_its_reference(monkeypatch: pytest.MonkeyPatch, n: int,
         check_twins(monkeypatch, kernels.select_clear, x, threshold)
         check_twins(monkeypatch, kernels.select_clear, x, threshold, n // 3, n - n // 5)
         check_twins(monkeypatch, kernels.accumulate_select_clear, y, x, threshold)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_precision_is_the_references(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    x, y = vector("wild", 129, dtype), vector("normal", 129, dtype, seed=1)
+    check_twins(monkeypatch, kernels.select_clear, x, 1.0, 3, 100)
+    check_twins(monkeypatch, kernels.accumulate_select_clear, y, x, 1.0)
+    check_twins(monkeypatch, kernels.top_k, x, 20)
+    check_twins(monkeypatch, kernels.variance_step, y, x.square(), x, x.square(), 1.0, 0.5)
+    check_twins(monkeypatch, kernels.pack_signs, x)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -114,6 +124,7 @@ def test_gathering_and_scattering_equal_their_references(
     x = vector("wild", n, dtype)
     index = kernels.random_k(n, n // 3, 5).to(kind)
     values = vector("normal", n // 3)
+    check_twins(monkeypatch, kernels.gather, x, index)
     check_twins(monkeypatch, kernels.take, x, index)
     check_twins(monkeypatch, kernels.scatter_add, x, index, values, 1 / 3)
     parts = [(index, values), (index[:1], values[:1]), (index[:0], values[:0])]
@@ -141,19 +152,29 @@ def test_gaps_equal_their_reference(monkeypatch: pytest.MonkeyPatch, n: int) -> 
     for k in {1, 2, n // 100, n // 3, n - 1, n} - {0}:
         for kind in (torch.int32, torch.int64):
             index = kernels.random_k(n, min(k, n), 3).to(kind)
-            first, count = int(index[0]), index.numel()
-            check_twins(monkeypatch, kernels.gap_range, index)
+            first, count, span = int(index[0]), index.numel(), int(index[-1] - index[0])
+            *_, best, high = check_twins(monkeypatch, kernels.survey, index)
+            between = index.long().diff() - 1
+            costs = {s: (count - 1) * s + int((between >> s).sum()) for s in range(16)}
+            assert costs[best] == min(costs.values()) and high == int((between >> best).sum())
+
             marks = check_twins(monkeypatch, kernels.pack_marks, index)
-            assert torch.equal(check_twins(monkeypatch, kernels.unpack_marks, marks, first, n).to(kind), index)
-            check_twins(monkeypatch, kernels.unpack_marks, marks, first, first + 1 + n // 2)
+            again, used = check_twins(monkeypatch, kernels.unpack_marks, marks, count, first, n)
+            assert torch.equal(again.to(kind), index) and used == marks.numel() == math.ceil(span / 8)
+            check_twins(monkeypatch, kernels.unpack_marks, marks, count, first, first + 1 + span // 2)
+            check_twins(monkeypatch, kernels.unpack_marks, marks, max(count // 2, 1), first, n)
             for width in (0, 1, 5, 15):
-                check_twins(monkeypatch, kernels.gap_sum, index, width)
                 packed = check_twins(monkeypatch, kernels.pack_gaps, index, width)
                 check_twins(monkeypatch, kernels.unpack_gaps, packed, count, width, first, n)
-                packed = check_twins(monkeypatch, kernels.pack_rice, index, width)
-                again = check_twins(monkeypatch, kernels.unpack_rice, packed, count, width, first, n)
-                assert torch.equal(again.to(kind), index)
-                check_twins(monkeypatch, kernels.unpack_rice, packed, count, width, first, first + 1 + n // 2)
+                packed = check_twins(monkeypatch, kernels.pack_rice, index, width, int((between >> width).sum()))
+                again, used = check_twins(monkeypatch, kernels.unpack_rice, packed, count, width, first, n)
+                assert torch.equal(again.to(kind), index) and used == packed.numel()
+                check_twins(monkeypatch, kernels.unpack_rice, packed, count, width, first, first + 1 + span // 2)
+
+
+def test_survey_sees_what_is_not_sorted_or_not_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in ([3, 1], [1, 1], [0, 5, 4, 9]):
+        assert check_twins(monkeypatch, lambda x: kernels.survey(x)[0] < 0, torch.tensor(index))
 
 
 @given(st.binary(max_size=40), st.integers(1, 70), st.integers(0, 48), st.integers(1, 10**12), st.data())
@@ -163,13 +184,18 @@ def test_unpacking_any_bytes_stays_inside(
 ) -> None:
     message = torch.frombuffer(bytearray(packed or b"\0"), dtype=torch.uint8)
     first = data.draw(st.integers(0, numel - 1))
+
+    def check(unpack: Callable[..., Any], *how: int) -> None:
+        index, used = check_twins(patch, unpack, message, count, *how, first, numel)
+        places = index.tolist()
+        assert places[0] == first and places == sorted(set(places)) and places[-1] < numel
+        assert len(places) <= count and 0 <= used <= message.numel()
+
     with pytest.MonkeyPatch.context() as patch:
-        for unpack in (kernels.unpack_rice, kernels.unpack_gaps):
-            if message.numel() * 8 >= (count - 1) * width:
-                index = check_twins(patch, unpack, message, count, width, first, numel).tolist()
-                assert index[0] == first and index == sorted(set(index)) and index[-1] < numel
-        index = check_twins(patch, kernels.unpack_marks, message, first, numel).tolist()
-        assert index[0] == first and index == sorted(set(index)) and index[-1] < numel
+        check(kernels.unpack_marks)
+        if message.numel() * 8 >= (count - 1) * width:
+            check(kernels.unpack_rice, width)
+            check(kernels.unpack_gaps, width)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -289,6 +315,8 @@ def test_bad_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IndexError):
         kernels.take(x, torch.tensor([10]))
     with pytest.raises(IndexError):
+        kernels.gather(x, torch.tensor([3, 10]))
+    with pytest.raises(IndexError):
         kernels.scatter_add(x, torch.tensor([-1], dtype=torch.int32), torch.ones(1))
     with pytest.raises(IndexError, match="no range"):
         kernels.select(x, 1.0, 3, 11)
@@ -320,11 +348,14 @@ def test_nothing_is_compiled_after_warm(dtype: torch.dtype) -> None:
     """Each compiled function has, after warm, every signature that a step can call it with."""
     from numba.core.dispatcher import Dispatcher
 
-    from thinwire.kernels.cpu import pack, rank, select, sparse
+    from thinwire.kernels.cpu import gaps, pack, rank, select, sparse, words
 
     assert kernels.warm(dtype) >= 0
     functions = [
-        f for module in (pack, rank, select, sparse) for f in vars(module).values() if isinstance(f, Dispatcher)
+        f
+        for module in (gaps, pack, rank, select, sparse, words)
+        for f in vars(module).values()
+        if isinstance(f, Dispatcher)
     ]
     known = {f: len(f.signatures) for f in functions}
     x, y, r, v = (vector("normal", 5000, dtype, seed=s) for s in range(4))
@@ -332,15 +363,16 @@ def test_nothing_is_compiled_after_warm(dtype: torch.dtype) -> None:
     kernels.variance_step(r, v.abs(), x, y.square(), 1.5, 0.999)
     kernels.top_k(x, 5), kernels.top_k(x, 4000), kernels.kth_magnitude(x, 5)
     for index in (kernels.top_k(x, 50), kernels.top_k(x, 50).long(), kernels.random_k(5000, 9, 3)):
-        kernels.fill_sparse(y, [(index, kernels.take(x, index))], 0.25)
-        rice = kernels.pack_rice(index, 3)
-        kernels.unpack_rice(rice, index.numel(), 3, int(index[0]), 5000)
-        kernels.unpack_gaps(kernels.pack_gaps(index, 13), index.numel(), 13, int(index[0]), 5000)
-        kernels.unpack_marks(kernels.pack_marks(index), int(index[0]), 5000)
-        kernels.gap_range(index)
+        kernels.fill_sparse(y, [(index, kernels.gather(x, index))], 0.25)
+        kernels.take(x, index)
+        count, first = index.numel(), int(index[0])
+        *_, shift, high = kernels.survey(index)
+        kernels.unpack_rice(kernels.pack_rice(index, shift, high), count, shift, first, 5000)
+        kernels.unpack_gaps(kernels.pack_gaps(index, 13), count, 13, first, 5000)
+        kernels.unpack_marks(kernels.pack_marks(index), count, first, 5000)
         starts = torch.tensor([0, 5000])
-        tops, counts, words, _ = kernels.pack_words(index, x[index], starts)
-        kernels.unpack_words(tops, counts, words, starts, dtype)
+        tops, counts, sent, _ = kernels.pack_words(index, x[index], starts)
+        kernels.unpack_words(tops, counts, sent, starts, dtype)
     kernels.select_clear(x, kernels.quantile(x, 0.01), 10, 4000)
     kernels.accumulate_select_clear(y, x, 1.0)
     kernels.unpack_signs(kernels.pack_signs(x), 5000, dtype)

@@ -20,6 +20,7 @@ Variance's messages (one 32-bit word an entry) are `encode_words` and `decode_wo
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -108,76 +109,50 @@ def _stored_bytes(count: int, dtype: torch.dtype | None) -> int:
 
 
 def _message(index: Tensor, numel: int, kind: int, values: Tensor) -> Tensor:
-    codec, parameter = _shortest(index, numel)
-    gaps = _pack(index, codec, parameter) if index.numel() else values[:0]
-    first = int(index[0]) if index.numel() else 0
+    codec, parameter, first, gaps = WIDTH, 0, 0, values[:0]
+    if index.numel():
+        codec, parameter, high = _shortest(index, numel)
+        first = int(index[0])
+        gaps = _pack(index, codec, parameter, high)
     header = struct.pack("<BBIHIH", codec | kind << 4, parameter, *_split(index.numel()), *_split(first))
-    message = values.new_empty(HEADER + gaps.numel() + values.numel())
-    message[:HEADER] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-    message[HEADER : HEADER + gaps.numel()] = gaps
-    message[HEADER + gaps.numel() :] = values
-    return message
+    return torch.cat([torch.frombuffer(bytearray(header), dtype=torch.uint8).to(index.device), gaps, values])
 
 
 def _split(number: int) -> tuple[int, int]:
     return number & 0xFFFFFFFF, number >> 32
 
 
-def _shortest(index: Tensor, numel: int) -> tuple[int, int]:
-    """The codec and its parameter: the number of bits of a gap, or of its low part."""
-    if not index.numel():
-        return WIDTH, 0
-    widest = _widest_gap(index, numel)
-    if not widest:
-        return WIDTH, 0
-    shift, rice = _best_shift(index)
-    cost = {(MARKS, 0): _bits(index, MARKS, 0), (RICE, shift): rice}
-    cost[WIDTH, widest.bit_length()] = _bits(index, WIDTH, widest.bit_length())
-    return min(cost, key=lambda choice: cost[choice])
+def _shortest(index: Tensor, numel: int) -> tuple[int, int, int]:
+    """The codec; its parameter, the number of bits of a gap or of its low part; the sum of the high parts."""
+    count, span = index.numel() - 1, int(index[-1]) - int(index[0])
+    widest, shift, high = _survey(index, numel)
+    width = widest.bit_length()
+    choices = [
+        (count * width, WIDTH, width, 0),
+        (8 * _bytes(count * shift) + count + high, RICE, shift, high),
+        (span, MARKS, 0, 0),
+    ]
+    return min(choices)[1:]
 
 
-def _widest_gap(index: Tensor, numel: int) -> int:
-    narrowest, widest = kernels.gap_range(index)
-    inside = not index.numel() or 0 <= int(index[0]) <= int(index[-1]) < numel <= LARGEST
-    if not inside or narrowest < 0:
+def _survey(index: Tensor, numel: int) -> tuple[int, int, int]:
+    """The widest gap, the best shift for Rice's code, and the sum of the high parts with it."""
+    narrowest, *rest = kernels.survey(index)
+    if narrowest < 0 or int(index[0]) < 0 or int(index[-1]) >= numel or numel > LARGEST:
         raise ValueError(f"indices must be sorted, different and in [0, {numel})")
-    return widest
-
-
-def _best_shift(index: Tensor) -> tuple[int, int]:
-    """The shift with the shortest Rice code, and its length.
-
-    A further bit of shift costs a bit a gap and saves less than the one before: walk down to the minimum.
-    """
-    mean = (int(index[-1]) - int(index[0])) / (index.numel() - 1)
-    shift = max(int(0.69 * mean), 1).bit_length() - 1  # the best if gaps are geometric, or its neighbour
-    best = _bits(index, RICE, shift)
-    for step in (1, -1):
-        while shift + step >= 0 and (cost := _bits(index, RICE, shift + step)) < best:
-            shift, best = shift + step, cost
-    return shift, best
-
-
-def _bits(index: Tensor, codec: int, parameter: int) -> int:
-    """How long the indices after the first become: the one place that knows."""
-    count = index.numel() - 1
-    if codec == MARKS:
-        return int(index[-1]) - int(index[0])
-    if codec == WIDTH:
-        return count * parameter
-    return _bytes(count * parameter) * 8 + count + kernels.gap_sum(index, parameter)
+    return rest[0], rest[1], rest[2]
 
 
 def _bytes(bits: int) -> int:
     return (bits + 7) // 8
 
 
-def _pack(index: Tensor, codec: int, parameter: int) -> Tensor:
+def _pack(index: Tensor, codec: int, parameter: int, high: int) -> Tensor:
     if codec == MARKS:
         return kernels.pack_marks(index)
     if codec == WIDTH:
         return kernels.pack_gaps(index, parameter)
-    return kernels.pack_rice(index, parameter)
+    return kernels.pack_rice(index, parameter, high)
 
 
 def _read(message: Tensor, numel: int) -> tuple[Tensor, torch.dtype | None, Tensor]:
@@ -211,17 +186,15 @@ def _unpack(packed: Tensor, codec: int, parameter: int, count: int, first: int, 
         plain = (packed.numel(), codec, parameter, first) == (0, WIDTH, 0, 0)
         return packed.new_empty(0, dtype=kernels.index_dtype(numel)) if plain else None
     length, low = packed.numel(), _bytes((count - 1) * parameter)
-    if codec == MARKS and length <= _bytes(numel):
-        index = kernels.unpack_marks(packed, first, numel)
+    if codec == MARKS and parameter == 0 and length <= _bytes(numel):
+        index, used = kernels.unpack_marks(packed, count, first, numel)
     elif codec == WIDTH and length == low:
-        index = kernels.unpack_gaps(packed, count, parameter, first, numel)
+        index, used = kernels.unpack_gaps(packed, count, parameter, first, numel)
     elif codec == RICE and low <= length <= low + _bytes(count + numel):
-        index = kernels.unpack_rice(packed, count, parameter, first, numel)
+        index, used = kernels.unpack_rice(packed, count, parameter, first, numel)
     else:
         return None
-    if index.numel() != count:
-        return None
-    return index if length == _bytes(_bits(index, codec, parameter)) else None
+    return index if (index.numel(), used) == (count, length) else None
 
 
 # Variance's messages: for each group an exponent (int8) and a count (uint32), then the groups' words
@@ -232,8 +205,9 @@ def encode_words(index: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[T
 
     Those too small against the largest of their tensor have none: `kernels.pack_words` says which.
     """
-    starts = _starts(sizes, index.device)
-    _widest_gap(index, sum(sizes))
+    starts = _starts(tuple(sizes), index.device)
+    if index.numel():
+        _survey(index, sum(sizes))
     tops, counts, words, kept = kernels.pack_words(index, values, starts)
     header = torch.cat([_raw(tops).view(-1, 1), _raw(counts.int()).view(-1, 4)], 1)
     return torch.cat([header.flatten(), _raw(words)]), kept
@@ -241,7 +215,7 @@ def encode_words(index: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[T
 
 def decode_words(message: Tensor, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """The indices and the values, which are powers of two."""
-    starts = _starts(sizes, message.device)
+    starts = _starts(tuple(sizes), message.device)
     _check_bytes(message)
     head = 5 * (starts.numel() - 1)
     if message.numel() < head:
@@ -253,13 +227,13 @@ def decode_words(message: Tensor, sizes: Sequence[int], dtype: torch.dtype = tor
         raise WireError("the groups of the message have not the words that their headers announce")
     words = message[head:].clone().view(torch.int32)
     index, values = kernels.unpack_words(tops, counts, words, starts, dtype)
-    ends = torch.repeat_interleave(starts[1:], counts)
-    if bool((index >= ends).any()) or kernels.gap_range(index)[0] < 0:
+    if index.numel() < words.numel():
         raise WireError("an index of the message leaves its group, or comes twice or out of order")
     return index, values
 
 
-def _starts(sizes: Sequence[int], device: torch.device) -> Tensor:
+@lru_cache(maxsize=64)  # a few models' worth, and half of the time of a message otherwise
+def _starts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """Where the groups begin, and where the last ends: one a tensor, more where a tensor is too large for one."""
     starts, end = [0], 0
     for size in sizes:

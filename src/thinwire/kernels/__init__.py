@@ -57,16 +57,16 @@ def warm(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu")
     select(x, 9.0), top_k(x, 3), top_k(x, 99)
     for kind in (torch.int32, torch.int64):
         index = torch.arange(0, 199, 2, dtype=kind, device=device)
+        gather(x, index)
         fill_sparse(y, [(index, take(x, index))], 0.5)
         starts = torch.tensor([0, 99, 199], device=device)
         tops, counts, words, _ = pack_words(index, y[index], starts)
         unpack_words(tops, counts, words, starts, dtype)
-        gap_range(index)
+        *_, shift, high = survey(index)
         for numel in (199, 2**31):
-            count = index.numel()
-            unpack_rice(pack_rice(index, 1), count, 1, 0, numel)
-            unpack_gaps(pack_gaps(index, 1), count, 1, 0, numel)
-            unpack_marks(pack_marks(index), 0, numel)
+            unpack_rice(pack_rice(index, shift, high), index.numel(), shift, 0, numel)
+            unpack_gaps(pack_gaps(index, 1), index.numel(), 1, 0, numel)
+            unpack_marks(pack_marks(index), index.numel(), 0, numel)
     select_clear(y, 0.5)
     accumulate_select_clear(y, x, 0.5)
     unpack_signs(pack_signs(x), 199, dtype)
@@ -134,6 +134,11 @@ def random_k(n: int, k: int, key: int, device: torch.device | str = "cpu") -> Te
     return _kernel("random_k", torch.empty(0, device=where))(n, k, key, where)
 
 
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """The values at `index`."""
+    return _kernel("gather", x)(x, index)
+
+
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The values at `index`, which leave zeros behind."""
     return _kernel("take", x)(x, index)
@@ -175,7 +180,7 @@ def pack_words(index: Tensor, values: Tensor, starts: Tensor) -> tuple[Tensor, T
 def unpack_words(
     tops: Tensor, counts: Tensor, words: Tensor, starts: Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """The positions and the values of the words."""
+    """The positions and the values of the words, up to the first that leaves its group or does not come later."""
     return _kernel("unpack_words", words)(tops, counts, words, starts, dtype)
 
 
@@ -199,24 +204,21 @@ def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
     return _kernel("unpack_bits", packed)(_enough(packed, count, bits), count, bits)
 
 
-def gap_range(index: Tensor) -> tuple[int, int]:
-    """The smallest and the largest number of entries between neighbours; negative if they are not sorted."""
-    return _kernel("gap_range", index)(index)
-
-
-def gap_sum(index: Tensor, shift: int) -> int:
-    """The sum over neighbours of (entries between them) >> shift."""
-    return _kernel("gap_sum", index)(index, shift)
+def survey(index: Tensor) -> tuple[int, int, int, int]:
+    """The smallest and the largest gap between neighbours (below zero if they are not sorted and different); the shift
+    for which Rice's code of the gaps is shortest; the sum of all gaps >> shift.
+    """
+    return _kernel("survey", index)(index)
 
 
 def pack_gaps(index: Tensor, bits: int) -> Tensor:
-    """The gaps between neighbours, `bits` each."""
+    """The lowest `bits` of the gaps between neighbours. `index` is not empty, here and below."""
     return _kernel("pack_gaps", index)(index, bits)
 
 
-def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> Tensor:
-    """At most `count` positions, from `first`, up to the last below numel; this and the next two never read outside."""
-    return _kernel("unpack_gaps", packed)(_enough(packed, count - 1, bits), count, bits, first, numel)
+def pack_rice(index: Tensor, shift: int, high: int) -> Tensor:
+    """Rice's code of the gaps: the low `shift` bits of each, then what is above them, `high` in all, in unary."""
+    return _kernel("pack_rice", index)(index, shift, high)
 
 
 def pack_marks(index: Tensor) -> Tensor:
@@ -224,19 +226,20 @@ def pack_marks(index: Tensor) -> Tensor:
     return _kernel("pack_marks", index)(index)
 
 
-def unpack_marks(packed: Tensor, first: int, numel: int) -> Tensor:
-    """`first` and the marked positions after it, up to the last below numel."""
-    return _kernel("unpack_marks", packed)(packed, first, numel)
+# Unpacking reads nothing outside of what it is given and yields, from `first`, sorted and different positions below
+# `numel`: at most `count`, fewer where the bytes do not say more; and how many bytes they took.
 
 
-def pack_rice(index: Tensor, shift: int) -> Tensor:
-    """Rice's code of the gaps: the low `shift` bits of each side by side, then the high parts in unary."""
-    return _kernel("pack_rice", index)(index, shift)
+def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> tuple[Tensor, int]:
+    return _kernel("unpack_gaps", packed)(_enough(packed, count - 1, bits), count, bits, first, numel)
 
 
-def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> Tensor:
-    """At most `count` positions, from `first`: as many as there are codes for and lie below numel."""
+def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> tuple[Tensor, int]:
     return _kernel("unpack_rice", packed)(_enough(packed, count - 1, shift), count, shift, first, numel)
+
+
+def unpack_marks(packed: Tensor, count: int, first: int, numel: int) -> tuple[Tensor, int]:
+    return _kernel("unpack_marks", packed)(packed, count, first, numel)
 
 
 def _range(x: Tensor, lo: int, hi: int | None) -> tuple[int, int]:

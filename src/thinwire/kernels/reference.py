@@ -119,6 +119,10 @@ def random_k(n: int, k: int, key: int, device: torch.device) -> Tensor:
     return index.sort().values.to(index_dtype(n))
 
 
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    return x[index]
+
+
 def take(x: Tensor, index: Tensor) -> Tensor:
     values = x[index]
     x[index] = 0
@@ -165,7 +169,11 @@ def unpack_words(
     index = starts[group] + (words & ((1 << WORD_INDEX_BITS) - 1))
     steps = words >> WORD_INDEX_BITS & WORD_STEPS
     sign = torch.where(words < 0, -1, 1).to(dtype)
-    return index.to(index_dtype(int(starts[-1]))), torch.ldexp(sign, tops.int()[group] - steps)
+    values = torch.ldexp(sign, tops.int()[group] - steps)
+    wrong = index >= starts[group + 1]
+    wrong[1:] |= index[1:] <= index[:-1]
+    valid = int((~wrong).long().cumprod(0).sum())
+    return index[:valid].to(index_dtype(int(starts[-1]))), values[:valid]
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -180,6 +188,10 @@ def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
     places = torch.arange(bits, device=packed.device)
     codes = (flat.flatten()[: count * bits].view(count, bits) << places).sum(1)
     return codes.to(code_dtype(bits))
+
+
+def in_whole_bytes(bits: int) -> int:
+    return (bits + 7) // 8
 
 
 def code_dtype(bits: int) -> torch.dtype:
@@ -200,21 +212,27 @@ def gaps(index: Tensor) -> Tensor:
     return index[1:] - index[:-1] - 1
 
 
-def gap_range(index: Tensor) -> tuple[int, int]:
+def survey(index: Tensor) -> tuple[int, int, int, int]:
     between = gaps(index)
-    return (int(between.min()), int(between.max())) if between.numel() else (0, 0)
-
-
-def gap_sum(index: Tensor, shift: int) -> int:
-    return int((gaps(index) >> shift).sum())
+    count = between.numel()
+    if not count:
+        return 0, 0, 0, 0
+    mean = 0.69 * int(index[-1] - index[0]) / count
+    shift = max(int(mean), 1).bit_length() - 1  # the best if gaps are geometric, or its neighbour
+    high = int((between >> shift).sum())
+    for step in (1, -1):  # a further bit of shift saves less than the one before: walk down to the minimum
+        while shift + step >= 0 and count * step + (other := int((between >> shift + step).sum())) < high:
+            shift, high = shift + step, other
+    return int(between.min()), int(between.max()), shift, high
 
 
 def pack_gaps(index: Tensor, bits: int) -> Tensor:
     return pack_bits(gaps(index), bits)
 
 
-def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> Tensor:
-    return follow(first, unpack_bits(packed, count - 1, bits).long(), numel)
+def unpack_gaps(packed: Tensor, count: int, bits: int, first: int, numel: int) -> tuple[Tensor, int]:
+    index = follow(first, unpack_bits(packed, count - 1, bits).long(), numel)
+    return index, in_whole_bytes((count - 1) * bits)
 
 
 def follow(first: int, between: Tensor, numel: int) -> Tensor:
@@ -232,20 +250,27 @@ def pack_marks(index: Tensor) -> Tensor:
     return pack_bits(marks, 1)
 
 
-def unpack_marks(packed: Tensor, first: int, numel: int) -> Tensor:
-    places = unpack_bits(packed, packed.numel() * 8, 1).nonzero().flatten()
-    index = torch.cat([places.new_tensor([first]), places + first + 1])
-    return index[index < numel].to(index_dtype(numel))
+def unpack_marks(packed: Tensor, count: int, first: int, numel: int) -> tuple[Tensor, int]:
+    index = torch.cat([torch.tensor([first], device=packed.device), first + 1 + marked(packed)])[:count]
+    index = index[index < numel]
+    return index.to(index_dtype(numel)), in_whole_bytes(int(index[-1]) - first)
 
 
-def pack_rice(index: Tensor, shift: int) -> Tensor:
+def marked(packed: Tensor) -> Tensor:
+    return unpack_bits(packed, packed.numel() * 8, 1).nonzero().flatten()
+
+
+def pack_rice(index: Tensor, shift: int, high: int) -> Tensor:
     between = gaps(index)
-    ends = torch.cat([between.new_tensor([-1]), ((between >> shift) + 1).cumsum(0) - 1])
-    return torch.cat([pack_bits(between & ((1 << shift) - 1), shift), pack_marks(ends)])
+    marks = between.new_zeros(index.numel() - 1 + high)
+    marks[((between >> shift) + 1).cumsum(0) - 1] = 1
+    return torch.cat([pack_bits(between, shift), pack_bits(marks, 1)])
 
 
-def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> Tensor:
-    split = ((count - 1) * shift + 7) // 8
+def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) -> tuple[Tensor, int]:
+    split = in_whole_bytes((count - 1) * shift)
     low = unpack_bits(packed[:split], count - 1, shift).long()
-    high = gaps(unpack_marks(packed[split:], 0, packed.numel() * 8 + 1))[: count - 1]
-    return follow(first, high << shift | low[: high.numel()], numel)
+    ends = torch.nn.functional.pad(marked(packed[split:]), (1, 0), value=-1)[:count]
+    high = gaps(ends)
+    index = follow(first, high << shift | low[: high.numel()], numel)
+    return index, split + in_whole_bytes(int(ends[index.numel() - 1]) + 1)

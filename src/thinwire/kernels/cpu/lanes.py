@@ -1,4 +1,4 @@
-"""Tests of 64 neighbouring entries at once, answered as the 64 bits of one word.
+"""Work on 64 neighbouring entries at once, with a test of each answered as the 64 bits of one word.
 
 LLVM's loop vectoriser is good at sums and poor at anything that leaves a loop early, so the one thing that selection
 needs, "which of these lanes pass?", is written as vector instructions. They are LLVM's own, not a processor's: each
@@ -23,12 +23,20 @@ intrinsic: Any = extending.intrinsic
 INT1, INT32, INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
 
-def _load(builder: Any, data: Any, start: Any) -> Any:
+def _piece(builder: Any, data: Any, start: Any) -> tuple[Any, int]:
     kind = data.type.pointee
-    vector = ir.VectorType(kind, PIECE)
-    loaded = builder.load(builder.bitcast(builder.gep(data, [start]), vector.as_pointer()))
-    loaded.align = 4 if isinstance(kind, ir.FloatType) else 8
-    return loaded
+    vector = ir.VectorType(kind, PIECE).as_pointer()
+    return builder.bitcast(builder.gep(data, [start]), vector), 4 if isinstance(kind, ir.FloatType) else 8
+
+
+def _load(builder: Any, data: Any, start: Any) -> Any:
+    place, alignment = _piece(builder, data, start)
+    return builder.load(place, align=alignment)
+
+
+def _store(builder: Any, data: Any, start: Any, vector: Any) -> None:
+    place, alignment = _piece(builder, data, start)
+    builder.store(vector, place, align=alignment)
 
 
 def _spread(builder: Any, scalar: Any) -> Any:
@@ -100,20 +108,42 @@ def below_zero(typing: Any, x: Any, start: Any) -> Any:
 
 
 @intrinsic
-def square_exceeds(typing: Any, r: Any, v: Any, start: Any, alpha: Any) -> Any:
-    """r[i] * r[i] > alpha * v[i], each product rounded."""
+def add_at_least(typing: Any, into: Any, x: Any, start: Any, threshold: Any) -> Any:
+    """into[i] += x[i]; then |into[i]| >= threshold."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        means, squares = (_data(context, builder, signature, args, place) for place in (0, 1))
-        factor = _spread(builder, args[3])
+        sums, terms = (_data(context, builder, signature, args, place) for place in (0, 1))
+        bound = _spread(builder, args[3])
 
         def test(at: Any) -> Any:
-            mean, square = _load(builder, means, at), _load(builder, squares, at)
-            return builder.fcmp_ordered(">", builder.fmul(mean, mean), builder.fmul(factor, square))
+            total = builder.fadd(_load(builder, sums, at), _load(builder, terms, at))
+            _store(builder, sums, at, total)
+            return builder.fcmp_ordered(">=", _magnitude(builder, total), bound)
 
         return _word(builder, args[2], test)
 
-    return types.uint64(r, v, types.uint64, r.dtype), code
+    return types.uint64(into, x, types.uint64, into.dtype), code
+
+
+@intrinsic
+def add_test_decay(typing: Any, r: Any, v: Any, mean: Any, square: Any, start: Any, alpha: Any, zeta: Any) -> Any:
+    """r[i] += mean[i], v[i] += square[i]; then r[i] * r[i] > alpha * v[i], each rounded; if not, v[i] *= zeta."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, noises, means, squares = (_data(context, builder, signature, args, place) for place in range(4))
+        factor, decay = _spread(builder, args[5]), _spread(builder, args[6])
+
+        def test(at: Any) -> Any:
+            total = builder.fadd(_load(builder, sums, at), _load(builder, means, at))
+            noise = builder.fadd(_load(builder, noises, at), _load(builder, squares, at))
+            sure = builder.fcmp_ordered(">", builder.fmul(total, total), builder.fmul(factor, noise))
+            _store(builder, sums, at, total)
+            _store(builder, noises, at, builder.select(sure, noise, builder.fmul(noise, decay)))
+            return sure
+
+        return _word(builder, args[4], test)
+
+    return types.uint64(r, v, mean, square, types.uint64, r.dtype, r.dtype), code
 
 
 @intrinsic

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
-from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, at_least, lowest, not_finite, square_exceeds
+from thinwire.kernels.cpu.lanes import (
+    LANES,
+    NONE,
+    ONE,
+    WIDTH,
+    add_at_least,
+    add_test_decay,
+    at_least,
+    lowest,
+    not_finite,
+)
 from thinwire.kernels.reference import index_dtype
 
 CHUNK = 32  # words noted before their entries are looked at: 8 kB of float32, which the first cache still holds
@@ -110,6 +120,15 @@ def select_clear(x: Tensor, threshold: float, lo: int, hi: int) -> tuple[Tensor,
 
 
 @compiled
+def _add_at_least(into: Any, x: Any, start: Any, bound: Any) -> Any:
+    if start + WIDTH <= np.uint64(x.size):
+        return add_at_least(into, x, start, bound)
+    for place in range(start, np.uint64(x.size)):
+        into[place] += x[place]
+    return _at_least(into, start, bound)
+
+
+@compiled
 def _accumulate_select_clear(into: Any, x: Any, threshold: float, index: Any, values: Any) -> Any:
     bound, found = into.dtype.type(threshold), 0
     starts, words = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
@@ -117,10 +136,8 @@ def _accumulate_select_clear(into: Any, x: Any, threshold: float, index: Any, va
         hits = 0
         for block in range(begin, min(begin + CHUNK * LANES, x.size), LANES):
             start = np.uint64(block)
-            for place in range(start, min(start + WIDTH, np.uint64(x.size))):
-                into[place] += x[place]
             starts[hits] = start
-            words[hits] = _at_least(into, start, bound)
+            words[hits] = _add_at_least(into, x, start, bound)
             hits += words[hits] != NONE
         for hit in range(hits):
             if found + LANES > index.size:
@@ -136,13 +153,18 @@ def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[
 
 
 @compiled
-def _square_exceeds(r: Any, v: Any, start: Any, alpha: Any) -> Any:
+def _add_test_decay(r: Any, v: Any, mean: Any, square: Any, start: Any, alpha: Any, zeta: Any) -> Any:
     if start + WIDTH <= np.uint64(r.size):
-        return square_exceeds(r, v, start, alpha)
+        return add_test_decay(r, v, mean, square, start, alpha, zeta)
     word = NONE
     for lane in range(np.uint64(r.size) - start):
         place = start + lane
-        word |= np.uint64(r[place] * r[place] > alpha * v[place]) << lane
+        r[place] += mean[place]
+        v[place] += square[place]
+        if r[place] * r[place] > alpha * v[place]:
+            word |= ONE << lane
+        else:
+            v[place] *= zeta
     return word
 
 
@@ -154,16 +176,9 @@ def _variance_step(r: Any, v: Any, mean: Any, square: Any, alpha: float, zeta: f
         hits = 0
         for block in range(begin, min(begin + CHUNK * LANES, r.size), LANES):
             start = np.uint64(block)
-            end = min(start + WIDTH, np.uint64(r.size))
-            for place in range(start, end):
-                r[place] += mean[place]
-                v[place] += square[place]
             starts[hits] = start
-            words[hits] = _square_exceeds(r, v, start, factor)
+            words[hits] = _add_test_decay(r, v, mean, square, start, factor, decay)
             hits += words[hits] != NONE
-            for place in range(start, end):
-                sure = r[place] * r[place] > factor * v[place]
-                v[place] = v[place] if sure else v[place] * decay
         for hit in range(hits):
             if found + LANES > index.size:
                 index = _grown(index, found)

@@ -10,9 +10,26 @@ from torch import Tensor
 from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
 from thinwire.kernels.reference import WORD_INDEX_BITS, WORD_STEPS, index_dtype
 
+LAYOUTS = {  # the integer of the same size; bits of a magnitude, bits of its mantissa, bias of its exponent
+    torch.float32: (np.int32, (31, 23, 127)),
+    torch.float64: (np.int64, (63, 52, 1023)),
+}
+
 
 @compiled
-def _pack_words(index: Any, values: Any, starts: Any, tops: Any, counts: Any, words: Any, kept: Any) -> int:
+def _nearest(size: Any, pattern: int, mantissa: int, bias: int) -> int:
+    """The exponent of the power of two nearest to a magnitude: adding half a mantissa carries into the exponent."""
+    if pattern >> mantissa:
+        return ((pattern + (1 << (mantissa - 1))) >> mantissa) - bias
+    part, exponent = math.frexp(size)  # subnormal, or zero
+    return exponent - 1 if part < 0.75 else exponent
+
+
+@compiled
+def _pack_words(
+    index: Any, values: Any, patterns: Any, layout: Any, starts: Any, tops: Any, counts: Any, words: Any, kept: Any
+) -> int:
+    width, mantissa, bias = layout
     found, begin = 0, 0
     for group in range(tops.size):
         end, largest = begin, values.dtype.type(0)
@@ -22,10 +39,9 @@ def _pack_words(index: Any, values: Any, starts: Any, tops: Any, counts: Any, wo
         top = min(max(math.frexp(largest)[1] - 1, -128), 127) if largest > 0 else 0
         first = found
         for i in range(begin, end):
-            mantissa, exponent = math.frexp(abs(values[i]))
-            nearest = exponent - 1 if mantissa < 0.75 else exponent
-            steps = max(top - nearest, 0)
-            kept[i] = mantissa > 0 and steps <= WORD_STEPS
+            size, pattern = abs(values[i]), np.int64(patterns[i]) & ((1 << width) - 1)
+            steps = max(top - _nearest(size, pattern, mantissa, bias), 0)
+            kept[i] = size > 0 and steps <= WORD_STEPS
             if kept[i]:
                 negative = np.int64(values[i] < 0)
                 place = np.int64(index[i]) - starts[group]
@@ -39,28 +55,35 @@ def pack_words(index: Tensor, values: Tensor, starts: Tensor) -> tuple[Tensor, T
     groups, count = starts.numel() - 1, index.numel()
     tops, counts = np.empty(groups, np.int8), np.empty(groups, np.int64)
     words, kept = np.empty(count, np.int32), np.empty(count, np.bool_)
-    found = _pack_words(view(index), view(values), view(starts), tops, counts, words, kept)
-    sent = tensor(words[:found])
-    return tensor(tops), tensor(counts), sent, tensor(kept)
+    pattern, layout = LAYOUTS[values.dtype]
+    sent = view(index), view(values), view(values).view(pattern), layout
+    found = _pack_words(*sent, view(starts), tops, counts, words, kept)
+    return tensor(tops), tensor(counts), tensor(words[:found]), tensor(kept)
 
 
 @compiled
-def _unpack_words(tops: Any, counts: Any, words: Any, starts: Any, index: Any, values: Any) -> None:
-    found = 0
+def _unpack_words(tops: Any, counts: Any, words: Any, starts: Any, index: Any, values: Any) -> int:
+    found, last = 0, np.int64(-1)
+    powers = np.empty(WORD_STEPS + 1)
     for group in range(tops.size):
+        for steps in range(WORD_STEPS + 1):
+            powers[steps] = math.ldexp(1.0, int(tops[group]) - steps)
         for i in range(found, found + counts[group]):
             word = np.int64(words[i])
-            index[i] = starts[group] + (word & ((1 << WORD_INDEX_BITS) - 1))
-            steps = (word >> WORD_INDEX_BITS) & WORD_STEPS
-            size = math.ldexp(1.0, int(tops[group] - steps))
+            place = starts[group] + (word & ((1 << WORD_INDEX_BITS) - 1))
+            if place <= last or place >= starts[group + 1]:
+                return i
+            index[i] = last = place
+            size = powers[(word >> WORD_INDEX_BITS) & WORD_STEPS]
             values[i] = -size if word < 0 else size
         found += counts[group]
+    return found
 
 
 def unpack_words(
     tops: Tensor, counts: Tensor, words: Tensor, starts: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    index = torch.empty(words.numel(), dtype=index_dtype(int(starts[-1])))
-    values = torch.empty(words.numel(), dtype=dtype if dtype in NUMPY else torch.float32)
-    _unpack_words(view(tops), view(counts), view(words), view(starts), view(index), view(values))
-    return index, values.to(dtype)
+    index = np.empty(words.numel(), NUMPY[index_dtype(int(starts[-1]))])
+    values = np.empty(words.numel(), NUMPY[dtype if dtype in NUMPY else torch.float32])
+    found = _unpack_words(view(tops), view(counts), view(words), view(starts), index, values)
+    return tensor(index[:found]), tensor(values[:found]).to(dtype)
