@@ -4,6 +4,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -216,6 +217,7 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return dist.new_group(ranks, use_local_synchronization=not everyone)
 
 
+@cache  # once a process
 def warm_kernels(rank: int) -> None:
     """Compile now what would else be compiled in the middle of training."""
     seconds = kernels.warm(torch.float32)
