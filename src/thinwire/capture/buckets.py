@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -180,7 +181,7 @@ class Buckets:
             group = self.groups[now.started]
             now.started += 1
             last = now.started == len(self.groups)
-            self._submit(now, lambda group=group, last=last: self._one_group(now, group, last))
+            self._submit(now, partial(self._one_group, now, group, last))
 
     def _one_group(self, now: Step, group: Group, last: bool) -> None:
         """One group beside the backward pass; if it is bad, the step is taken back in the groups before it too."""
