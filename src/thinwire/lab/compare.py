@@ -149,9 +149,9 @@ def sentence(summary: dict[str, Any]) -> str:
 
 def _fewer(best: dict[str, Any], methods: list[dict[str, Any]]) -> str | None:
     plain = next((m for m in methods if m["method"] == "DDP"), None)
-    if plain is None or plain is best or not best["wire_bytes"] or not plain["wire_bytes"]:
+    if plain is None or plain is best or not best["wire_bytes_a_step"]:
         return None
-    ratio = (plain["wire_bytes"] / plain["steps"]) / (best["wire_bytes"] / best["steps"])
+    ratio = plain["wire_bytes_a_step"] / best["wire_bytes_a_step"]
     return f"{ratio:.0f} times fewer bytes a step than plain DDP" if ratio >= 1.5 else None
 
 

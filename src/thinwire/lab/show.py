@@ -53,14 +53,13 @@ def comparison(summary: dict[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column(f"s to {goal['value']:.3f}" if goal else "s to target", justify="right")
     for m in summary["methods"]:
-        steps = max(1, m["steps"])
         table.add_row(
             m["method"],
             "diverged" if m["diverged"] else number(m["validation"]),
             number(m["train_loss"]),
             number(m["step_s"] and 1e3 * m["step_s"], 1),
-            size(m["wire_bytes"] and m["wire_bytes"] / steps),
-            size(m["measured_bytes"] and m["measured_bytes"] / steps),
+            size(m["wire_bytes_a_step"]),
+            size(m["measured_bytes_a_step"]),
             number(m["seconds"], 1),
             number(m["seconds_to_target"], 1),
         )

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import plotly.graph_objects as go
+import torch
 from torch import Tensor
 
+from thinwire import memory
 from thinwire.lab import figures
 from thinwire.lab.methods import canonical
 from thinwire.lab.record import Run
 from thinwire.lab.study import Cell, Result, Study, effect, pareto, points
 from thinwire.lab.summary import Records
 from thinwire.methods import METHODS
+from thinwire.reducer import Layout
 from thinwire.spelling import parse, spell
 
 LEARNING_RATES = {"sgd": 0.05, "adamw": 2e-3}  # where a task's own optimizer is not the one in question
@@ -46,13 +49,13 @@ def sparse_cells(base: Run, quick: bool) -> list[Cell]:
     for momentum in momenta:
         after = {**_with(base, "sgd"), "momentum": 0.9 if momentum == "after" else 0.0}
         after["lr"] *= 10 if momentum == "none" else 1  # a momentum of 0.9 makes steps ten times as long
-        for method, density, memory, grain, agree in itertools.product(
+        for method, density, feedback, grain, agree in itertools.product(
             methods, densities, ("on", "off"), ("tensor", "model"), ("shared", "own")
         ):
             spelled = f"{method}({density}, agree={agree == 'shared'})"
-            spelled = f"ErrorFeedback({spelled})" if memory == "on" else spelled
+            spelled = f"ErrorFeedback({spelled})" if feedback == "on" else spelled
             spelled = f"Momentum({spelled})" if momentum == "before" else spelled
-            factors = {"method": method, "density": density, "memory": memory, "grain": grain}
+            factors = {"method": method, "density": density, "memory": feedback, "grain": grain}
             factors |= {"coordinates": agree, "momentum": momentum}
             settings.append((factors, {**after, "method": spelled, "grain": grain}))
         if momentum != "before":
@@ -94,20 +97,25 @@ def sparsifiers(density: float) -> list[str]:
     """Every method that is told a density, with the memory it needs."""
     spelled = []
     for name, method in METHODS.items():
-        names = [f.name for f in fields(method)]  # type: ignore[arg-type]
-        if "density" in names and method.wants is Tensor:
+        if "density" in _options(name) and method.wants is Tensor:
             reducer = parse(f"{name}(density={density})")
-            text = spell(reducer)
-            spelled.append(f"ErrorFeedback({text})" if reducer.needs_memory else text)
+            remembers = memory.entry_tensors(reducer.init(Layout(("weight",), (torch.Size([8]),))))
+            spelled.append(spell(reducer) if remembers else f"ErrorFeedback({spell(reducer)})")
     return spelled
+
+
+def _options(method: str) -> list[str]:
+    return [f.name for f in fields(METHODS[method])] if method in METHODS else []  # type: ignore[arg-type]
 
 
 def exdyna_cells(base: Run, quick: bool) -> list[Cell]:
     settings = []
     for workers, density in itertools.product((2, 4) if quick else (2, 4, 8), (0.01,) if quick else (0.01, 0.001)):
         for method in ["Dense()", *sparsifiers(density)]:
-            factors = {"method": method, "workers": workers}
-            settings.append((factors, {"method": method, "workers": workers}))
+            changes = {"method": method, "workers": workers}
+            if "momentum" in _options(method.partition("(")[0]):
+                changes["momentum"] = 0.0  # it brings its own
+            settings.append(({"method": method, "workers": workers}, changes))
     unique = {repr(factors): (factors, changes) for factors, changes in settings}
     return _cells(base, (1.0,), (0,), list(unique.values()))
 

@@ -107,7 +107,7 @@ def _result(runs: list[tuple[Cell, dict[str, Any]]], out: Path) -> Result:
         metric=first["metric"],
         validation=statistics.fmean(s["validation"] for s in summaries) if whole else None,
         test=statistics.fmean(s["test"] for s in summaries) if whole and first["test"] is not None else None,
-        wire=statistics.fmean((s["wire_bytes"] or 0.0) / max(1, s["steps"]) for s in summaries),
+        wire=statistics.fmean(s["wire_bytes_a_step"] or 0.0 for s in summaries),
         step_s=statistics.fmean(s["step_s"] for s in summaries),
         lr=cell.run.lr,
         seeds=len(runs),

@@ -90,6 +90,7 @@ def summarise(records: Records, target: Target | None, predicted: Network | None
         "seconds_split": split_of(warm),
         "predicted": predicted is not None,
         **{key: total(records, key) for key in BYTES},
+        **{f"{key}_a_step": a_step(records, key) for key in BYTES},
         "bytes_per_worker": {key: [worker_total(rank, key) for rank in records.ranks] for key in BYTES},
         "target": asdict(target) if target else None,
         "steps_to_target": reached and reached["step"],
@@ -137,6 +138,14 @@ def total(records: Records, key: str) -> float | None:
     """Bytes of the whole run, a worker's share: the mean over the workers."""
     each = [worker_total(rank, key) for rank in records.ranks]
     known = [value for value in each if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def a_step(records: Records, key: str) -> float | None:
+    """A worker's bytes in a step like most: the mean, without the first one, which is dense for every method."""
+    usual = [[line for line in rank if line["step"] > 1] or rank for rank in records.ranks]
+    each = [(worker_total(lines, key), len(lines)) for lines in usual]
+    known = [value / steps for value, steps in each if value is not None]
     return statistics.fmean(known) if known else None
 
 

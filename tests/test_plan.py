@@ -1,0 +1,115 @@
+"""The planner: the bytes of the method itself, the seconds of the network, and an honest recommendation."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire.comm.crew import crew
+from thinwire.plan import (
+    Cost,
+    Network,
+    break_even,
+    dense,
+    dry_run,
+    layout_of,
+    predict,
+    recommend,
+    smallest_ratio,
+)
+from thinwire.reducer import Layout
+from thinwire.spelling import parse
+
+LAYOUT = Layout(("weight", "bias"), (torch.Size([300, 200]), torch.Size([300])))
+
+
+def test_a_ring_takes_the_time_of_its_bytes_and_its_messages() -> None:
+    network = Network(8e6, 4, rtt=0.1)  # a megabyte a second
+    assert network.seconds([("all_mean", 1_000_000)]) == pytest.approx(1.5 + 6 * 0.05)
+    assert network.seconds([("all_gather", 1_000_000)]) == pytest.approx(3.0 + 3 * 0.05)
+    assert Network(8e6, 1).seconds([("all_mean", 1000), ("all_gather", 1000), ("broadcast", 9)]) == 0
+
+
+@pytest.mark.parametrize(
+    "method", ["Dense()", "Cast(Dense())", "ErrorFeedback(TopK(0.01))", "ErrorFeedback(PowerSGD(2))", "Variance()"]
+)
+def test_a_dry_run_costs_what_the_method_costs_for_real(method: str) -> None:
+    """The same collectives as among four workers that each hold the made-up gradient's like."""
+    cost = dry_run(parse(method), LAYOUT, 4)
+    reducer = parse(method)
+
+    def work(comm):  # type: ignore[no-untyped-def]
+        from thinwire.plan import _made_up
+
+        state, out, draw = reducer.init(LAYOUT), LAYOUT.zeros(), torch.Generator().manual_seed(0)
+        for _ in range(6):
+            comm.ledger.clear()
+            reducer.reduce(_made_up(reducer.wants, LAYOUT, 32, draw), state, comm, out)
+        return list(comm.ledger.entries)
+
+    for entries in crew(4, work):
+        assert [op for op, _ in entries] == [op for op, _ in cost.entries]
+        assert sum(size for _, size in entries) == pytest.approx(cost.payload, rel=0.02)
+
+
+def test_dense_costs_every_entry_and_sparse_costs_less() -> None:
+    assert dry_run(parse("Dense()"), LAYOUT, 2).payload == 4 * LAYOUT.numel
+    assert dry_run(parse("Cast(Dense())"), LAYOUT, 2).payload == 2 * LAYOUT.numel
+    sparse = dry_run(parse("ErrorFeedback(TopK(0.01))"), LAYOUT, 2)
+    assert sparse.payload < 0.1 * 4 * LAYOUT.numel and sparse.memory >= 4 * LAYOUT.numel
+
+
+def test_what_has_no_factors_goes_the_dense_way() -> None:
+    cost = dry_run(parse("DAD()"), LAYOUT, 2, rows=10)
+    assert ("all_mean", 4 * 300) in cost.entries
+    assert cost.payload >= 4 * 10 * (300 + 200) + 4 * 300
+
+
+def test_the_break_even_rate_is_where_both_take_the_same_time() -> None:
+    network, half = Network(1e8, 4), dense(LAYOUT, 2, "bf16")
+    method = Cost("m", (("all_gather", 1000),), local=0.01, memory=0)
+    rate = break_even(method, half, network, compute=0.005)
+    at = Network(rate, 4)
+    assert method.step(at, 0.005) == pytest.approx(half.step(at, 0.005), rel=1e-2)
+    assert break_even(Cost("heavy", (("all_gather", 10**9),), 1.0, 0), half, network, 0.0) == 0
+    assert break_even(Cost("free", (), 0.0, 0), half, network, 0.0) == math.inf
+
+
+def test_ddp_hides_its_exchange_behind_the_backward_pass() -> None:
+    network, compute = Network(1e9, 4), 1.0
+    assert dense(LAYOUT, 4, "plain DDP").step(network, compute) == compute
+    assert Cost("m", (("all_mean", 4 * LAYOUT.numel),), 0.0, 0).step(network, compute) > compute
+
+
+def told(rate: float, compute: float, *methods: Cost) -> str:
+    network = Network(rate, 8)
+    return recommend(predict(methods, LAYOUT, network, compute), network, compute)
+
+
+def test_the_recommendation_says_when_not_to_compress() -> None:
+    method = Cost("Small()", (("all_gather", 500),), local=0.002, memory=0)
+    assert "Do not compress: plain DDP" in told(1e11, 0.1, method)
+    slow = told(1e6, 0.1, method)
+    assert "Use Small()" in slow and "backward passes" in slow
+    heavy = Cost("Heavy()", (("all_gather", 500),), local=10.0, memory=0)
+    assert "bfloat16" in told(2e7, 0.01, heavy) and "Use" not in told(2e7, 0.01, heavy)
+    assert "Do not compress" in told(1e6, 0.1)  # nothing to choose from but bfloat16
+
+
+def test_a_gather_pays_above_half_as_many_times_as_there_are_workers() -> None:
+    for workers in (2, 8, 64, 256):
+        ratio, numel = smallest_ratio(workers), 10**6
+        network = Network(1e9, workers)
+        ring = network.seconds([("all_mean", 4 * numel)])
+        assert network.seconds([("all_gather", round(4 * numel / ratio))]) == pytest.approx(ring, rel=1e-4)
+        half = network.seconds([("all_mean", 2 * numel)])
+        gathered = network.seconds([("all_gather", round(4 * numel / smallest_ratio(workers, 16)))])
+        assert gathered == pytest.approx(half, rel=1e-3)
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to exchange"):
+        layout_of(frozen)
+    assert layout_of(nn.Linear(2, 3)).numel == 9
