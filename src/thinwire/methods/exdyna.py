@@ -157,10 +157,10 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         """What all workers conclude from what all have told."""
         state.picks = [report.index.numel() for report in reports]
         loads = [reports[(part - state.step) % len(reports)].above for part in range(len(reports))]
-        total = sum(loads)
-        state.fullest = max(loads) * state.target / total if total else 0.0
-        before = state.shares
-        self._rebalance(state, loads, index)
+        total, before = sum(loads), state.shares
+        if self._as_published or total <= thresholds.LOST * state.target:  # a flood tells nothing about the loads
+            state.fullest = max(loads) * state.target / total if total else 0.0
+            self._rebalance(state, loads, index)
         state.moved = partitions.moves(before, state.shares)
         self._rescale(state, reports)
         state.step += 1
