@@ -1,7 +1,7 @@
 """What the workers of test_moments.py run under real DDP."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -100,17 +100,22 @@ def seen_by_the_comm_hook(steps: int) -> tuple[list[float], list[int]]:
     return errors, buckets
 
 
+@dataclass
+class Shown:
+    squares: list[Tensor] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
-class Recorder(Reducer[Moments, list]):
+class Recorder(Reducer[Moments, Shown]):
     """Averages everything, and keeps the squares it was shown."""
 
     wants: ClassVar[type] = Moments
 
-    def init(self, layout: Layout, /) -> list:
-        return []
+    def init(self, layout: Layout, /) -> Shown:
+        return Shown()
 
-    def reduce(self, local: Moments, state: list, comm: Any, out: Tensor, /) -> None:
-        state.append(local.square.clone())
+    def reduce(self, local: Moments, state: Shown, comm: Any, out: Tensor, /) -> None:
+        state.squares.append(local.square.clone())
         out.copy_(comm.all_mean(local.mean.clone()))
 
 
@@ -134,7 +139,7 @@ def seen_by_the_method(steps: int, parts: int, **options: Any) -> list[float]:
             continue
         found: dict[str, Tensor] = {}
         for group in groups:
-            found |= dict(zip(group.layout.names, group.layout.views(group.state[-1]), strict=True))
+            found |= dict(zip(group.layout.names, group.layout.views(group.state.squares[-1]), strict=True))
         errors.append(worst(found, brute_force(twin, batch(step))))
     return errors
 

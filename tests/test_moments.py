@@ -406,6 +406,19 @@ def test_clear_begins_anew_and_unused_parameters_have_zeros():
     assert not watch.squares("unused.weight").any()
 
 
+@pytest.mark.parametrize("case", ["linear", "linear, sequence", "conv2d", "embedding", "layer norm", "tied weights"])
+def test_a_step_that_is_not_finite_leaves_no_trace(case):
+    model, x = randomised(CASES[case][0]()), CASES[case][1]()
+    _, squares = brute_force(copy.deepcopy(model), x, 1 / B)
+    watch = MomentWatch(model)
+    for scale in (1.0, float("inf"), 1.0):
+        watch.clear()
+        model.zero_grad()
+        (loss_of(model(x)) * scale / B).backward()
+    for name, wanted in squares.items():
+        assert_same(watch.squares(name), wanted)
+
+
 def test_detach_gives_the_layers_their_own_forward_back():
     model, x = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), torch.randn(B, 3)
     before = model(x)

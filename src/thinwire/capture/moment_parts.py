@@ -18,14 +18,20 @@ class Parts(Protocol):
     @property
     def samples(self) -> int: ...
 
+    def at_once(self) -> int:
+        """Of how many samples the parts are best formed together: few enough for them to stay in the cache."""
+
     def form(self, some: slice) -> Tensor:
         """The parts of some samples: [len(some), *parameter.shape]."""
 
     def total(self) -> Tensor:
         """The sum of all parts, the plain way."""
 
-    def add_squares(self, to: Tensor) -> bool:
-        """Add the sum of their squares, where that takes no forming of parts; whether it does."""
+    def add_squares(self, to: Tensor, keep: int) -> bool:
+        """to = keep * to + the sum of their squares, where that takes no forming of parts; whether it does.
+
+        A `keep` of 0 ignores what `to` holds, be it NaN.
+        """
 
 
 def wide(x: Tensor) -> Tensor:
@@ -44,17 +50,20 @@ class Products:
     def samples(self) -> int:
         return self.inputs.shape[0]
 
+    def at_once(self) -> int:
+        return 2**15 // (self.inputs.shape[-1] * self.deltas.shape[-1])
+
     def form(self, some: slice) -> Tensor:
         return torch.bmm(self.deltas[some].mT, self.inputs[some])
 
     def total(self) -> Tensor:
         return self.deltas.flatten(0, 1).T @ self.inputs.flatten(0, 1)
 
-    def add_squares(self, to: Tensor) -> bool:
+    def add_squares(self, to: Tensor, keep: int) -> bool:
         if self.inputs.shape[1] != 1:
             return False
         # (y x)^2 = y^2 x^2: without a sequence to sum over first, one more matrix product does.
-        to.addmm_(wide(self.deltas[:, 0]).square().T, wide(self.inputs[:, 0]).square())
+        to.addmm_(wide(self.deltas[:, 0]).square().T, wide(self.inputs[:, 0]).square(), beta=keep)
         return True
 
 
@@ -71,6 +80,11 @@ class Patches:
     def samples(self) -> int:
         return self.inputs.shape[0]
 
+    def at_once(self) -> int:
+        # Calls for small weights take longer to begin than to run; those for large ones are best made apart.
+        together = 2**18 // self.weight.numel()
+        return together if together >= 4 else 1
+
     def form(self, some: slice) -> Tensor:
         inputs, deltas, weight, geometry = self.inputs[some], self.deltas[some], self.weight, self.geometry
         n = inputs.shape[0]
@@ -85,7 +99,7 @@ class Patches:
         wanted = (False, True)
         return convolution_backward(self.deltas, self.inputs, self.weight, self.geometry, wanted)[1]
 
-    def add_squares(self, to: Tensor) -> bool:
+    def add_squares(self, to: Tensor, keep: int) -> bool:
         return False
 
 
@@ -99,14 +113,18 @@ class Rows:
     def samples(self) -> int:
         return self.rows.shape[0]
 
+    def at_once(self) -> int:
+        return self.samples
+
     def form(self, some: slice) -> Tensor:
         return self.rows[some]
 
     def total(self) -> Tensor:
         return self.rows.sum(0)
 
-    def add_squares(self, to: Tensor) -> bool:
-        to += wide(self.rows).square().sum(0)
+    def add_squares(self, to: Tensor, keep: int) -> bool:
+        squares = wide(self.rows).square().sum(0)
+        to.add_(squares) if keep else to.copy_(squares)
         return True
 
 
@@ -123,6 +141,9 @@ class Tokens:
     def samples(self) -> int:
         return self.ids.shape[0]
 
+    def at_once(self) -> int:
+        return 2**15 // (self.height * self.deltas.shape[-1])
+
     def form(self, some: slice) -> Tensor:
         ids, deltas = self.ids[some], self.deltas[some] * (self.ids[some] != self.padding).unsqueeze(-1)
         parts = deltas.new_zeros(len(ids) * self.height, deltas.shape[-1])
@@ -132,12 +153,14 @@ class Tokens:
     def total(self) -> Tensor:
         return torch.ops.aten.embedding_dense_backward(self.deltas, self.ids, self.height, self.padding, False)
 
-    def add_squares(self, to: Tensor) -> bool:
+    def add_squares(self, to: Tensor, keep: int) -> bool:
         learns = self.ids != self.padding
         deltas = wide(self.deltas[learns])
         # A token that one sample holds twice is one key: its deltas are summed before they are squared.
         keys, place = self._keys(self.ids)[learns].unique(return_inverse=True)
         sums = deltas.new_zeros(len(keys), deltas.shape[-1]).index_add_(0, place, deltas)
+        if not keep:
+            to.zero_()
         to.index_add_(0, keys % self.height, sums.square_())
         return True
 

@@ -52,8 +52,13 @@ class _Linear(torch.autograd.Function):
         dx = dy @ weight if to_input else None
         inputs, deltas = _sequences(x), _sequences(dy)
         dw = ctx.call.gradient(ctx.names[0], Products(inputs, deltas)) if to_weight else None
-        db = ctx.call.gradient(ctx.names[1], Rows(deltas.sum(1))) if to_bias else None
+        db = ctx.call.gradient(ctx.names[1], Rows(_summed(deltas))) if to_bias else None
         return None, None, dx, dw, db
+
+
+def _summed(deltas: Tensor) -> Tensor:
+    """Over the sequence; where there is none, torch's sum would take long to find out."""
+    return deltas[:, 0] if deltas.shape[1] == 1 else deltas.sum(1)
 
 
 class _Convolution(torch.autograd.Function):

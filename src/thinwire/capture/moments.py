@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from thinwire.capture.moment_parts import Parts, Products, wide
 from thinwire.capture.moment_rules import Names, Rule, rule_of
 
-PARTS_AT_ONCE = 1 << 15  # entries of per-sample gradients formed together, unless told: they stay in the cache
 TOLERANCE = 0.01  # how far parts may be from adding up to a gradient: sums in half precision are that rough
 
 
@@ -29,7 +28,7 @@ class MomentWatch:
     a rule, or whose parts do not add up to its gradient, gets the micro-batch estimate instead: the squared
     gradient of each backward pass. It is named in `estimated`, with the reason.
 
-    chunk: of how many samples the parts are formed at once.
+    chunk: of how many samples the parts are formed at once; the fastest number unless told.
     """
 
     def __init__(self, model: nn.Module, chunk: int | None = None):
@@ -38,6 +37,7 @@ class MomentWatch:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
         self._squares: dict[str, Tensor] = {}
+        self._stale: set[str] = set()  # squares of a step that is over: the next are written over them
         self._now = Pass(self)
         self._open: list[Pass] = []  # in which a parameter waits for its other uses
         self._without_parts: set[str] = set()
@@ -64,8 +64,7 @@ class MomentWatch:
 
     def clear(self) -> None:
         """Begin anew, after a step."""
-        for squares in self._squares.values():
-            squares.zero_()
+        self._stale = set(self._squares)
         self._open.clear()
         self._explained.clear()
 
@@ -104,7 +103,7 @@ class MomentWatch:
             reason = f"a batch of {one.samples} reached it as {parts.samples} rows, each counted as a sample"
             self.estimated.setdefault(name, reason)
         if one.uses[name] < 2:
-            total = add_squares(self._store(name), parts, self.chunk)
+            total = self._add(name, parts)
         else:
             total = parts.total()
             one.waiting[name].append(parts)
@@ -118,6 +117,12 @@ class MomentWatch:
             before = self._explained.get(name)
             self._explained[name] = total if before is None else before + total
         return total
+
+    def _add(self, name: str, parts: Parts) -> Tensor:
+        if name in self._stale and parts.add_squares(self._squares[name], keep=0):
+            self._stale.discard(name)
+            return parts.total()
+        return add_squares(self._store(name), parts, self.chunk)
 
     def _add_together(self, name: str, one: "Pass") -> None:
         by_samples: defaultdict[int, list[Parts]] = defaultdict(list)
@@ -155,6 +160,9 @@ class MomentWatch:
     def _store(self, name: str) -> Tensor:
         if name not in self._squares:
             self._squares[name] = torch.zeros_like(wide(self._parameters[name].detach()))
+        if name in self._stale:
+            self._squares[name].zero_()
+            self._stale.discard(name)
         return self._squares[name]
 
 
@@ -179,10 +187,10 @@ class Pass:
 
 def add_squares(squares: Tensor, parts: Parts, chunk: int | None) -> Tensor:
     """Add the sum over the samples of their squared parts; returns the sum of the parts."""
-    if parts.add_squares(squares):
+    if parts.add_squares(squares, keep=1):
         return parts.total()
     total = torch.zeros_like(squares)
-    for some in chunks(parts.samples, squares.numel(), chunk):
+    for some in chunks([parts], chunk):
         formed = wide(parts.form(some))
         total += formed[0] if formed.shape[0] == 1 else formed.sum(0)
         _add_squared(squares, formed)
@@ -196,7 +204,7 @@ def add_squares_of_sums(squares: Tensor, uses: list[Parts], chunk: int | None) -
         inputs, deltas = zip(*((use.inputs, use.deltas) for use in products), strict=True)
         others = [use for use in uses if not isinstance(use, Products)]
         uses = [Products(torch.cat(inputs, 1), torch.cat(deltas, 1)), *others]
-    for some in chunks(uses[0].samples, squares.numel(), chunk):
+    for some in chunks(uses, chunk):
         formed = wide(uses[0].form(some))
         for use in uses[1:]:
             formed = formed + use.form(some)
@@ -210,9 +218,9 @@ def _add_squared(squares: Tensor, formed: Tensor) -> None:
         squares += formed.square().sum(0)
 
 
-def chunks(samples: int, numel: int, chunk: int | None) -> list[slice]:
-    at_once = chunk or max(1, PARTS_AT_ONCE // max(1, numel))
-    return [slice(start, start + at_once) for start in range(0, samples, at_once)]
+def chunks(uses: list[Parts], chunk: int | None) -> list[slice]:
+    at_once = chunk or max(1, min(parts.at_once() for parts in uses))
+    return [slice(start, start + at_once) for start in range(0, uses[0].samples, at_once)]
 
 
 def adds_up(explained: Tensor, gradient: Tensor) -> bool:
