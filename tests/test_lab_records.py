@@ -93,6 +93,7 @@ def test_the_summary_adds_up_what_the_records_say(tmp_path: Path) -> None:
     assert told["steps"] == 40 and told["ended"] and not told["diverged"]
     assert told["seconds"] == pytest.approx(4.0) and told["step_s"] == pytest.approx(0.1)
     assert told["wire_bytes"] == pytest.approx(40 * 1500) and told["measured_bytes"] == pytest.approx(40 * 1530)
+    assert told["wire_bytes_a_step"] == pytest.approx(1500) and told["payload_bytes_a_step"] == pytest.approx(500)
     assert told["bytes_per_worker"]["wire_bytes"] == [pytest.approx(40_000), pytest.approx(80_000)]
     assert told["seconds_split"] == {
         "compute": pytest.approx(0.03),

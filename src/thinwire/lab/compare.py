@@ -23,6 +23,7 @@ DEFAULT = (
     "ErrorFeedback(ExDyna(0.01))",
     "Variance()",
     "RankDAD(4)",
+    "ErrorFeedback(TopK(0.1)) every 10",
 )
 
 
