@@ -59,7 +59,7 @@ def report(title: str, rows: list[Row], chosen: Namespace) -> None:
     for row in rows:
         bar = "" if row.bar is None else f"  at most {row.bar:g}: {'yes' if row.ratio <= row.bar else 'NO'}"
         twin = "" if row.against_reference is None else f"  {row.against_reference:.3f} of the reference"
-        print(f"  {row.name:44} {row.ratio:8.4f}{bar:22}{twin}  {row.note}".rstrip())
+        print(f"  {row.name:58} {row.ratio:8.4f}{bar:22}{twin}  {row.note}".rstrip())
     if chosen.json:
         content = {"title": title, "entries": chosen.entries, "rounds": chosen.rounds, "machine": platform.processor()}
         chosen.json.write_text(json.dumps(content | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")

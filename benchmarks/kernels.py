@@ -111,9 +111,17 @@ class Bench:
         """r goes to x and back to zero; v stays at one; whoever beats the threshold is sure."""
         return kernels.variance_step(self.r, self.v, next(self.turns), self.square, self.threshold**2, 1.0)
 
-    def signs(self) -> Callable[[], Tensor]:
+    def signs(self) -> Callable[[], None]:
+        """In stretches whose result stays in the cache, as methods do: a whole new vector costs page faults."""
         packed = kernels.pack_signs(self.x)
-        return lambda: kernels.unpack_signs(packed, self.n)
+        stretch = 2**18
+
+        def unpack() -> None:
+            for start in range(0, self.n, stretch):
+                length = min(stretch, self.n - start)
+                kernels.unpack_signs(packed[start // 8 : -(-(start + length) // 8)], length)
+
+        return unpack
 
     def exdyna(self) -> None:
         """Accumulate, select in the own partition, tell the indices, hear all, take the union, write the mean."""

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels import Survey
 
 HEADER = 14
 MARKS, WIDTH, RICE = range(3)
@@ -111,9 +112,9 @@ def _stored_bytes(count: int, dtype: torch.dtype | None) -> int:
 def _message(index: Tensor, numel: int, kind: int, values: Tensor) -> Tensor:
     codec, parameter, first, gaps = WIDTH, 0, 0, values[:0]
     if index.numel():
-        codec, parameter, high = _shortest(index, numel)
-        first = int(index[0])
-        gaps = _pack(index, codec, parameter, high)
+        seen = _checked_survey(index, numel)
+        codec, parameter = _shortest(index.numel() - 1, seen)
+        gaps, first = _pack(index, codec, parameter, seen.high), seen.first
     header = struct.pack("<BBIHIH", codec | kind << 4, parameter, *_split(index.numel()), *_split(first))
     return torch.cat([torch.frombuffer(bytearray(header), dtype=torch.uint8).to(index.device), gaps, values])
 
@@ -122,25 +123,22 @@ def _split(number: int) -> tuple[int, int]:
     return number & 0xFFFFFFFF, number >> 32
 
 
-def _shortest(index: Tensor, numel: int) -> tuple[int, int, int]:
-    """The codec; its parameter, the number of bits of a gap or of its low part; the sum of the high parts."""
-    count, span = index.numel() - 1, int(index[-1]) - int(index[0])
-    widest, shift, high = _survey(index, numel)
-    width = widest.bit_length()
+def _checked_survey(index: Tensor, numel: int) -> Survey:
+    seen = kernels.survey(index)
+    if seen.narrowest < 0 or seen.first < 0 or seen.last >= numel or numel > LARGEST:
+        raise ValueError(f"indices must be sorted, different and in [0, {numel})")
+    return seen
+
+
+def _shortest(gaps: int, seen: Survey) -> tuple[int, int]:
+    """The codec, and its parameter: the number of bits of a gap or of its low part."""
+    width = seen.widest.bit_length()
     choices = [
-        (count * width, WIDTH, width, 0),
-        (8 * _bytes(count * shift) + count + high, RICE, shift, high),
-        (span, MARKS, 0, 0),
+        (gaps * width, WIDTH, width),
+        (8 * _bytes(gaps * seen.shift) + gaps + seen.high, RICE, seen.shift),
+        (seen.last - seen.first, MARKS, 0),
     ]
     return min(choices)[1:]
-
-
-def _survey(index: Tensor, numel: int) -> tuple[int, int, int]:
-    """The widest gap, the best shift for Rice's code, and the sum of the high parts with it."""
-    narrowest, *rest = kernels.survey(index)
-    if narrowest < 0 or int(index[0]) < 0 or int(index[-1]) >= numel or numel > LARGEST:
-        raise ValueError(f"indices must be sorted, different and in [0, {numel})")
-    return rest[0], rest[1], rest[2]
 
 
 def _bytes(bits: int) -> int:
@@ -207,7 +205,7 @@ def encode_words(index: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[T
     """
     starts = _starts(tuple(sizes), index.device)
     if index.numel():
-        _survey(index, sum(sizes))
+        _checked_survey(index, sum(sizes))
     tops, counts, words, kept = kernels.pack_words(index, values, starts)
     header = torch.cat([_raw(tops).view(-1, 1), _raw(counts.int()).view(-1, 4)], 1)
     return torch.cat([header.flatten(), _raw(words)]), kept

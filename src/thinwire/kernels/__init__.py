@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import reference
+from thinwire.kernels.reference import Survey as Survey
 from thinwire.kernels.reference import index_dtype as index_dtype
 
 SAMPLES = 2**16  # entries a quantile is estimated from: one in a thousand of them is known to about an eighth
@@ -62,9 +63,9 @@ def warm(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu")
         starts = torch.tensor([0, 99, 199], device=device)
         tops, counts, words, _ = pack_words(index, y[index], starts)
         unpack_words(tops, counts, words, starts, dtype)
-        *_, shift, high = survey(index)
+        seen = survey(index)
         for numel in (199, 2**31):
-            unpack_rice(pack_rice(index, shift, high), index.numel(), shift, 0, numel)
+            unpack_rice(pack_rice(index, seen.shift, seen.high), index.numel(), seen.shift, 0, numel)
             unpack_gaps(pack_gaps(index, 1), index.numel(), 1, 0, numel)
             unpack_marks(pack_marks(index), index.numel(), 0, numel)
     select_clear(y, 0.5)
@@ -204,15 +205,13 @@ def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
     return _kernel("unpack_bits", packed)(_enough(packed, count, bits), count, bits)
 
 
-def survey(index: Tensor) -> tuple[int, int, int, int]:
-    """The smallest and the largest gap between neighbours (below zero if they are not sorted and different); the shift
-    for which Rice's code of the gaps is shortest; the sum of all gaps >> shift.
-    """
+def survey(index: Tensor) -> Survey:
+    """What there is to know about sorted positions, at least one, before they are packed."""
     return _kernel("survey", index)(index)
 
 
 def pack_gaps(index: Tensor, bits: int) -> Tensor:
-    """The lowest `bits` of the gaps between neighbours. `index` is not empty, here and below."""
+    """The lowest `bits` of the gaps between neighbours."""
     return _kernel("pack_gaps", index)(index, bits)
 
 

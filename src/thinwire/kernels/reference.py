@@ -5,6 +5,7 @@ and factors are rounded to the dtype of the vector they meet before anything is 
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -212,18 +213,30 @@ def gaps(index: Tensor) -> Tensor:
     return index[1:] - index[:-1] - 1
 
 
-def survey(index: Tensor) -> tuple[int, int, int, int]:
+class Survey(NamedTuple):
+    """What there is to know about sorted positions before they are packed."""
+
+    narrowest: int  # gap between neighbours: below zero if they are not sorted and different
+    widest: int
+    shift: int  # for which Rice's code of the gaps is shortest
+    high: int  # the sum of all gaps >> shift
+    first: int
+    last: int
+
+
+def survey(index: Tensor) -> Survey:
     between = gaps(index)
     count = between.numel()
+    first, last = int(index[0]), int(index[-1])
     if not count:
-        return 0, 0, 0, 0
-    mean = 0.69 * int(index[-1] - index[0]) / count
+        return Survey(0, 0, 0, 0, first, last)
+    mean = 0.69 * (last - first) / count
     shift = max(int(mean), 1).bit_length() - 1  # the best if gaps are geometric, or its neighbour
     high = int((between >> shift).sum())
     for step in (1, -1):  # a further bit of shift saves less than the one before: walk down to the minimum
         while shift + step >= 0 and count * step + (other := int((between >> shift + step).sum())) < high:
             shift, high = shift + step, other
-    return int(between.min()), int(between.max()), shift, high
+    return Survey(int(between.min()), int(between.max()), shift, high, first, last)
 
 
 def pack_gaps(index: Tensor, bits: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
 from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, lowest
 from thinwire.kernels.cpu.pack import LAST, SIX, _get, in_bytes, in_words, stream
-from thinwire.kernels.reference import in_whole_bytes, index_dtype
+from thinwire.kernels.reference import Survey, in_whole_bytes, index_dtype
 
 EVERY = ~NONE
 
@@ -26,13 +26,14 @@ def _gap_sum(index: Any, shift: int) -> Any:
 @compiled
 def _survey(index: Any) -> Any:
     count = index.size - 1
-    if count < 1:
-        return 0, 0, 0, 0
-    least = most = np.int64(index[1]) - np.int64(index[0]) - 1
+    first, last = np.int64(index[0]), np.int64(index[count])
+    if not count:
+        return 0, 0, 0, 0, first, last
+    least = most = np.int64(index[1]) - first - 1
     for i in range(1, index.size):
         gap = np.int64(index[i]) - np.int64(index[i - 1]) - 1
         least, most = min(least, gap), max(most, gap)
-    shift, mean = 0, 0.69 * (np.int64(index[count]) - np.int64(index[0])) / count
+    shift, mean = 0, 0.69 * (last - first) / count
     while np.int64(2) << shift <= mean:
         shift += 1
     high = _gap_sum(index, shift)
@@ -42,11 +43,11 @@ def _survey(index: Any) -> Any:
             if count * step + other >= high:
                 break
             shift, high = shift + step, other
-    return least, most, shift, high
+    return least, most, shift, high, first, last
 
 
-def survey(index: Tensor) -> tuple[int, int, int, int]:
-    return _survey(view(index))
+def survey(index: Tensor) -> Survey:
+    return Survey(*_survey(view(index)))
 
 
 @compiled
