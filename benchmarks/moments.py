@@ -2,23 +2,22 @@
 
     python benchmarks/moments.py
 
-Both are measured in turn, in one run, in one thread, in CPU seconds so that neighbours on the machine count for
-less; the ratio is the median over the rounds.
+Both are measured in turn, in one run, in one thread, in CPU seconds; the ratio is the median over the rounds.
 """
 
 import argparse
 import copy
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from _ratio import ratio
 from torch import Tensor, nn
 
 from thinwire.capture.moments import MomentWatch
 from thinwire.lab.models import GPT, mlp, resnet, small_cnn, vgg
 
+BAR = 1.4
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]]]
 
 
@@ -41,37 +40,30 @@ CASES: dict[str, Case] = {
 }
 
 
-def seconds(model: nn.Module, x: Tensor, y: Tensor, watch: MomentWatch | None) -> float:
-    model.zero_grad(set_to_none=True)
-    start = time.process_time()
-    F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
-    if watch is not None:
-        watch.clear()
-    return time.process_time() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    arguments = parser.parse_args()
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'model':40} {'plain ms':>10} {'with ms':>10} {'ratio':>7}")
     for name, (make, data) in CASES.items():
-        if arguments.only not in name:
+        if chosen.only not in name:
             continue
         torch.manual_seed(0)
         plain, (x, y) = make(), data()
         watched = copy.deepcopy(plain)
         watch = MomentWatch(watched)
-        times: tuple[list[float], list[float]] = ([], [])
-        for turn in range(arguments.rounds + 2):
-            without, beside = seconds(plain, x, y, None), seconds(watched, x, y, watch)
-            if turn >= 2:  # warm by then
-                times[0].append(without)
-                times[1].append(beside)
-        ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
-        print(f"{name:40} {min(times[0]) * 1e3:10.2f} {min(times[1]) * 1e3:10.2f} {ratio:7.2f}")
+
+        def step(model: nn.Module, x: Tensor = x, y: Tensor = y) -> None:
+            model.zero_grad(set_to_none=True)
+            F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
+
+        def step_with_squares(step=step, watched=watched, watch=watch) -> None:
+            step(watched)
+            watch.clear()
+
+        found = ratio(lambda plain=plain, step=step: step(plain), step_with_squares, chosen.rounds)
+        print(f"{name:40} {found:6.2f}  at most {BAR}: {'yes' if found <= BAR else 'NO'}")
 
 
 if __name__ == "__main__":
