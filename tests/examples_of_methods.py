@@ -38,6 +38,7 @@ SPELLINGS = (
     "Variance(1.0, quantise=False)",
     "Variance(0.0, quantise=False)",
     "Variance(1.5, feedback=True)",
+    "Variance(1.0, packing='words')",
     "Variance(1.0, on_underflow='reset')",
     "VarianceStrom(1.0, tau=0.3)",
     "Strom(0.3)",

@@ -149,7 +149,7 @@ def test_opposite_samples_are_never_sent():
 
 
 @pytest.mark.parametrize("scale", [2.0**-20, 2.0**10])
-@pytest.mark.parametrize("method", [EXACT, Variance(1.0), Variance(1.0, feedback=True)])
+@pytest.mark.parametrize("method", [EXACT, Variance(1.0), Variance(1.0, feedback=True, packing="words")])
 def test_a_power_of_two_in_the_loss_changes_no_decision(method, scale):
     parts = samples(10, 2, 6, 80).float()
     plain, scaled = run(method, parts), run(method, parts * scale)
@@ -283,7 +283,7 @@ def test_what_was_handed_in_is_sent_or_still_there(method):
 
 def test_a_32_bit_word_for_each_entry_and_five_bytes_for_each_tensor():
     parts, layout = samples(1, 2, 8, 600), layout_of((300,), (20, 15), dtype=torch.float64)
-    ran = run(Variance(1.0), parts, layout)
+    ran = run(Variance(1.0, packing="words"), parts, layout)
     # The first step asks for room, eight bytes, and sends the longest message of all in a second collective.
     assert [size for _, size in ran.ledgers[0].entries] == [8, 10 + 4 * int(ran.sent.max())]
 
@@ -331,18 +331,28 @@ def test_memory_follows_a_change_of_the_loss_scale(method):
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("place", [0, 1, 2**28 - 1, 2**28, 2**29 + 5])
-def test_words_hold_every_sign_exponent_and_index(place, sign):
+@pytest.mark.parametrize(
+    ("encode", "decode"), [(wire.encode_words, wire.decode_words), (wire.encode_powers, wire.decode_powers)]
+)
+def test_messages_hold_every_sign_exponent_and_index(place, sign, encode, decode):
     """Entries past 2^28 of one tensor are those of another group."""
     for step in range(8):
         values = torch.tensor([sign * 2.0**-step, 1.0])
         index = torch.tensor([place, 2**29 + 100])
-        message, kept = wire.encode_words(index, values, [2**29 + 200])
-        got, told = wire.decode_words(message, [2**29 + 200])
+        message, kept = encode(index, values, [2**29 + 200])
+        got, told = decode(message, [2**29 + 200])
         assert kept.all() and got.tolist() == index.tolist() and told.tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(
-    "method", [Variance(1.0), Variance(1.5, quantise=False), VarianceStrom(0.5, tau=0.1), Strom(0.1)]
+    "method",
+    [
+        Variance(1.0),
+        Variance(1.0, packing="words"),
+        Variance(1.5, quantise=False),
+        VarianceStrom(0.5, tau=0.1),
+        Strom(0.1),
+    ],
 )
 @pytest.mark.parametrize("damage", ["short", "long", "empty", "flipped"])
 def test_a_message_that_is_not_whole_is_refused_on_all_workers(method, damage, monkeypatch):
@@ -372,6 +382,36 @@ def test_a_message_that_is_not_whole_is_refused_on_all_workers(method, damage, m
         return False
 
     assert crew(3, work) == [True] * 3
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_gaps_say_what_words_say_and_nothing_else_is_accepted(data):
+    sizes = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))
+    index = torch.tensor(sorted(data.draw(st.sets(st.integers(0, sum(sizes) - 1))))) if sum(sizes) else torch.empty(0)
+    real = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+    values = torch.tensor(data.draw(st.lists(real, min_size=len(index), max_size=len(index))), dtype=torch.float32)
+    words, in_words = wire.encode_words(index.long(), values, sizes)
+    gaps, in_gaps = wire.encode_powers(index.long(), values, sizes)
+    assert torch.equal(in_words, in_gaps)
+    for one, other in zip(wire.decode_words(words, sizes), wire.decode_powers(gaps, sizes), strict=True):
+        assert one.tolist() == other.tolist()
+    for length in range(gaps.numel()):
+        with pytest.raises(wire.WireError):
+            wire.decode_powers(gaps[:length], sizes)
+    damaged = gaps.clone()
+    damaged[data.draw(st.integers(0, gaps.numel() - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        found = wire.decode_powers(damaged, sizes)[0]
+    except wire.WireError:
+        return
+    assert bool((found.diff() > 0).all()) and (not len(found) or (found[0] >= 0 and found[-1] < sum(sizes)))
+
+
+def test_two_values_for_one_entry_are_refused():
+    twice = torch.cat([torch.zeros(1, dtype=torch.uint8), wire.encode_index(torch.tensor([32, 33]), 160)])
+    with pytest.raises(wire.WireError, match="two values"):
+        wire.decode_powers(twice, [10])
 
 
 def test_an_entry_sent_both_up_and_down_is_refused(monkeypatch):
@@ -417,6 +457,7 @@ def test_a_dense_mean_where_that_costs_less_changes_no_decision(method, monkeypa
         (lambda: Variance(zeta=0.0), "zeta"),
         (lambda: Variance(zeta=1.5), "zeta"),
         (lambda: Variance(on_underflow="forget"), "on_underflow"),
+        (lambda: Variance(packing="tight"), "packing"),
         (lambda: VarianceStrom(tau=0.0), "tau"),
         (lambda: VarianceStrom(alpha=math.inf), "alpha"),
         (lambda: Strom(-0.1), "tau"),

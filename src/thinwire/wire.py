@@ -14,7 +14,7 @@ The values are floating-point numbers, or multiples (of 8 or 4 bits) of a power 
 Decoding refuses a message that is not whole or not true to its header, and whatever it accepts is sorted, without
 duplicates and below n. It cannot know bits that were flipped into another valid message: links check for that.
 
-Variance's messages (one 32-bit word an entry) are `encode_words` and `decode_words`.
+Variance's messages are `encode_words` (one 32-bit word an entry) and, shorter, `encode_powers`.
 """
 
 import math
@@ -228,6 +228,36 @@ def decode_words(message: Tensor, sizes: Sequence[int], dtype: torch.dtype = tor
     if index.numel() < words.numel():
         raise WireError("an index of the message leaves its group, or comes twice or out of order")
     return index, values
+
+
+def encode_powers(index: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """What `encode_words` says in fewer bytes: the exponent of each group, then the entries in the codec above.
+
+    The sign and the 3 bits of exponent are the lowest bits of a position among sixteen times as many, so an entry
+    costs 4 bits beside its gap, and not 32.
+    """
+    starts = _starts(tuple(sizes), index.device)
+    if index.numel():
+        _checked_survey(index, sum(sizes))
+    tops, _, words, kept = kernels.pack_words(index, values, starts)
+    places = 16 * index[kept].long() + (words.long() >> 28 & 15)
+    return torch.cat([_raw(tops), encode_index(places, 16 * sum(sizes))]), kept
+
+
+def decode_powers(message: Tensor, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """The indices and the values, which are powers of two."""
+    starts = _starts(tuple(sizes), message.device)
+    _check_bytes(message)
+    groups = starts.numel() - 1
+    if message.numel() < groups:
+        raise WireError(f"{message.numel()} bytes do not hold the exponents of {groups} groups")
+    tops = message[:groups].clone().view(torch.int8).int()
+    places = decode_index(message[groups:], 16 * sum(sizes)).long()
+    index, below, sign = places >> 4, places & 7, 1 - (places >> 2 & 2)
+    if bool((index.diff() == 0).any()):
+        raise WireError("the message has two values for one entry")
+    group = torch.bucketize(index, starts[1:], right=True)
+    return index, torch.ldexp(sign.to(dtype), tops[group] - below)
 
 
 @lru_cache(maxsize=64)  # a few models' worth, and half of the time of a message otherwise

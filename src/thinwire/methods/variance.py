@@ -33,7 +33,7 @@ class VarianceState:
     v: Tensor = memory.entries(degree=2)  # their noise
     sizes: list[int] = memory.derived()  # of the tensors, each of which has its own largest exponent
     lost: float = memory.derived()  # of the last step, so never saved: what the quantiser dropped, as a norm
-    held: float = memory.derived()  # likewise: the fraction of sure entries too small for a word
+    held: float = memory.derived()  # likewise: the fraction of sure entries that were too small to tell
     room: Room = field(default_factory=Room)
 
 
@@ -42,9 +42,9 @@ class Variance(Reducer[Moments, VarianceState]):
     """Sends the entries whose sum of gradients r has r^2 > `alpha` v, where v is the noise in it.
 
     `zeta` makes the noise of entries not sent fade, so that none waits for ever. With `quantise` each is a power of
-    two in one 32-bit word with its index; the rounding is dropped, or with `feedback` stays in r. Entries below a
-    128th of the largest in their tensor have no word: `on_underflow` they "keep" waiting, or are "reset" as the
-    algorithm reads to the letter, which loses them.
+    two; the rounding is dropped, or with `feedback` stays in r. Entries below a 128th of the largest in their tensor
+    cannot be told: `on_underflow` they "keep" waiting, or are "reset" as the algorithm reads to the letter, which
+    loses them. `packing` is in "words" of 32 bits as published, or by the "gaps" between entries, a third as long.
     """
 
     wants: ClassVar[type] = Moments
@@ -53,11 +53,14 @@ class Variance(Reducer[Moments, VarianceState]):
     quantise: bool = True
     on_underflow: Literal["keep", "reset"] = "keep"
     feedback: bool = False
+    packing: Literal["gaps", "words"] = "gaps"
 
     def __post_init__(self) -> None:
         check_noise(self.alpha, self.zeta)
         if self.on_underflow not in ("keep", "reset"):
             raise ValueError(f"on_underflow must be 'keep' or 'reset', not {self.on_underflow!r}")
+        if self.packing not in ("gaps", "words"):
+            raise ValueError(f"packing must be 'gaps' or 'words', not {self.packing!r}")
 
     def init(self, layout: Layout, /) -> VarianceState:
         return VarianceState(layout.zeros(), layout.zeros(), layout.sizes, lost=0.0, held=0.0)
@@ -66,7 +69,7 @@ class Variance(Reducer[Moments, VarianceState]):
         r, v = state.r, state.v
         sure = kernels.variance_step(r, v, local.mean, local.square, self.alpha, self.zeta)
         local.mean.zero_()
-        message, worded = self._encode(r, sure, state, comm)
+        message, told = self._encode(r, sure, state, comm)
         messages = exchange.gather_bytes(message, comm, state.room, limit=exchange.dense_bytes(r, comm))
         state.lost = state.held = 0.0
         if messages is None:
@@ -80,29 +83,31 @@ class Variance(Reducer[Moments, VarianceState]):
         v[index] = 0
         if self.quantise:
             state.held = 1 - index.numel() / max(1, sure.numel())
-            self._drop(state, index, sure[~worded])
+            self._drop(state, index, sure[~told])
         kernels.fill_sparse(out, sent, 1 / comm.world)
 
     def _encode(self, r: Tensor, sure: Tensor, state: VarianceState, comm: Comm) -> tuple[Tensor, Tensor]:
         """A message, and which of the entries are in it."""
         if self.quantise:
-            return wire.encode_words(sure, r[sure], state.sizes)
+            encode = wire.encode_words if self.packing == "words" else wire.encode_powers
+            return encode(sure, r[sure], state.sizes)
         values = exchange.rounded(r[sure], comm)
         everything = torch.ones_like(sure, dtype=torch.bool)
         return wire.encode(sure, values, r.numel(), comm.carries or r.dtype), everything
 
     def _decode(self, message: Tensor, state: VarianceState) -> tuple[Tensor, Tensor]:
         if self.quantise:
-            return wire.decode_words(message, state.sizes, state.r.dtype)
+            decode = wire.decode_words if self.packing == "words" else wire.decode_powers
+            return decode(message, state.sizes, state.r.dtype)
         index, values = wire.decode(message, state.r.numel())
         return index, values.to(state.r.dtype)
 
-    def _drop(self, state: VarianceState, sent: Tensor, wordless: Tensor) -> None:
+    def _drop(self, state: VarianceState, sent: Tensor, too_small: Tensor) -> None:
         """Forget what the options say to: rounding errors unless fed back, small entries if reset."""
-        dropped = [sent] * (not self.feedback) + [wordless] * (self.on_underflow == "reset")
+        dropped = [sent] * (not self.feedback) + [too_small] * (self.on_underflow == "reset")
         state.lost = math.hypot(*(float(torch.linalg.vector_norm(kernels.take(state.r, i))) for i in dropped))
         if self.on_underflow == "reset":
-            state.v[wordless] = 0
+            state.v[too_small] = 0
 
     def metrics(self, state: VarianceState, /) -> dict[str, float]:
         return {"lost_norm": state.lost, "held_fraction": state.held} if self.quantise else {}
