@@ -64,7 +64,7 @@ def take(x: Tensor, index: Tensor, comm: Comm) -> Tensor:
     comm.ledger.picked += index.numel()
     if comm.carries is None:
         return kernels.take(x, index)
-    values = rounded(x[index], comm)
+    values = rounded(kernels.gather(x, index), comm)
     kernels.scatter_add(x, index, values, -1.0)
     return values
 
@@ -77,7 +77,7 @@ def mean_at(x: Tensor, index: Tensor, comm: Comm, out: Tensor) -> None:
 
 def gather_pairs(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) -> None:
     """Average the entries that each worker chose for itself: sum of what was sent over the number of workers."""
-    values = rounded(x[index], comm)
+    values = rounded(kernels.gather(x, index), comm)
     message = wire.encode(index, values, x.numel(), comm.carries or x.dtype)
     messages = gather_bytes(message, comm, room, limit=dense_bytes(x, comm))
     if messages is None:
