@@ -1,0 +1,72 @@
+"""What a method keeps and what it allocates, in copies of the gradient.
+
+    python benchmarks/memory.py [--numel 10000000] [--json FILE]
+
+kept: bytes of its state's vectors over bytes of the gradient. fresh: memory that a warm step touches for the first time,
+from the process's own page faults, so that every allocator is seen. One worker of four, the others answered dry.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+from pathlib import Path
+
+import torch
+
+from thinwire import Layout, memory, parse
+from thinwire.comm.dry import DryComm
+from thinwire.reducer import Moments
+
+METHODS = ["Dense()", "ErrorFeedback(TopK(0.001))", "ErrorFeedback(ExDyna(0.001))", "ErrorFeedback(RandomBlock(0.01))"]
+METHODS += ["ErrorFeedback(Threshold(3.0))", "ErrorFeedback(PowerSGD(4))", "ErrorFeedback(QSGD(4))"]
+METHODS += [
+    "ErrorFeedback(SignSGD())",
+    "DGC(0.001)",
+    "Momentum(ErrorFeedback(TopK(0.001)))",
+    "Variance()",
+    "Strom(3.0)",
+]
+PAGE = resource.getpagesize()
+
+
+def touched() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt * PAGE
+
+
+def measure(spelling: str, numel: int) -> tuple[float, float]:
+    side = int(numel**0.5)
+    layout = Layout(("w", "b"), (torch.Size([side, side]), torch.Size([side])))
+    method, comm = parse(spelling), DryComm(4)
+    state, fresh = method.init(layout), []
+    gradient = torch.randn(layout.numel)
+    square = torch.where(torch.rand(layout.numel) < 0.005, 0.01, 16.0)  # samples agree on one entry in two hundred
+    x = gradient.clone()
+    for _ in range(8):
+        x.copy_(gradient)
+        local = Moments(x, square) if method.wants is Moments else x
+        before = touched()
+        method.reduce(local, state, comm, x)
+        fresh.append(touched() - before)
+    kept = sum(t.numel() * t.element_size() for t in memory.entry_tensors(state).values())
+    return kept / (4 * layout.numel), statistics.median(fresh[3:]) / (4 * layout.numel)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--numel", type=int, default=10_000_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = {}
+    print(f"{'method':40} {'kept':>6} {'fresh a step':>13}")
+    for spelling in METHODS:
+        kept, fresh = measure(spelling, options.numel)
+        rows[spelling] = {"kept": kept, "fresh": fresh}
+        print(f"{spelling:40} {kept:6.2f} {fresh:13.4f}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
