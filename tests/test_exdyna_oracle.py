@@ -49,7 +49,7 @@ class Oracle:
     def most(self):
         fair = self.k / self.n
         expected = max(fair, self.fullest) if self.fullest else 2 * fair
-        return math.ceil(1.1 * expected + 4 * math.sqrt(expected)) + 2
+        return math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2
 
     def dense_is_cheaper(self):
         widest = max(high - low for low, high in self.ranges())

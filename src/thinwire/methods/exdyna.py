@@ -183,7 +183,7 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         """How many picks a worker may send: what the fullest partition should have, and what chance adds to it."""
         fair = state.target / len(state.shares)
         expected = max(fair, state.fullest) if state.fullest else 2 * fair
-        return math.ceil(1.1 * expected + 4 * math.sqrt(expected)) + 2
+        return math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2
 
     def _tell(self, mine: Report, state: ExDynaState, comm: Comm) -> list[Report]:
         """Everybody's report, in one collective."""
