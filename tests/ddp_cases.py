@@ -221,20 +221,34 @@ def until_killed(spelling: str, grain: str, folder: str, steps: int, die_at: int
 # ── bad steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Spike(nn.Module):
-    """A net whose gradient can be spoiled on one rank at one step."""
+class Spoil(torch.autograd.Function):
+    """Passes on what it gets, and multiplies what comes back."""
 
-    def __init__(self) -> None:
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, delta):
+        return delta * ctx.factor, None
+
+
+class Spike(nn.Module):
+    """A net whose gradients, all or from a layer downwards, can be spoiled on one rank at one step."""
+
+    def __init__(self, layer: int = 6) -> None:
         super().__init__()
-        self.net, self.value = net(), 1.0
+        self.net, self.layer, self.value = net(), layer, 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) * self.value
+        x = self.net[: self.layer](x)
+        return self.net[self.layer :](Spoil.apply(x, self.value))
 
 
-def bad_step(spelling: str, value: float, **options: Any) -> dict[str, Any]:
+def bad_step(spelling: str, value: float, layer: int = 6, **options: Any) -> dict[str, Any]:
     """Rank 1 meets `value` at step 4; the optimizer is guarded by a GradScaler."""
-    spiked = wrapped(spelling, Spike(), **options)
+    spiked = wrapped(spelling, Spike(layer), **options)
     handle = thinwire.handle(spiked)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
     handle.buckets.scaler = scaler
@@ -287,15 +301,13 @@ def follows_the_scale(spelling: str) -> Tensor:
 # ── disagreement ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def disagree(spellings: tuple[str, ...], widths: tuple[int, ...] = (4, 4)) -> str:
+def disagree(spellings: tuple[str, ...], widths: tuple[int, ...] = (4, 4), **options: tuple[Any, ...]) -> str:
     torch.manual_seed(0)
     rank = dist.get_rank()
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, widths[rank]))
+    mine = {key: values[rank] for key, values in options.items()}
     try:
-        # DDP itself refuses other shapes, so thinwire is attached to what one process would make alone.
-        ddp = DDP(nn.Sequential(nn.Linear(6, 4)))
-        ddp.module = model
-        thinwire.attach(ddp, thinwire.parse(spellings[rank]))
+        thinwire.wrap(model, thinwire.parse(spellings[rank]), **mine)
     except thinwire.Disagreement as error:
         return str(error)
     return "no error"
@@ -375,6 +387,37 @@ def accumulated(spelling: str, no_sync: bool, view: bool) -> Tensor:
         total = gradient(ddp)
         optimizer.step()
     return total
+
+
+def cleared_after_forward(spelling: str) -> tuple[Tensor, Tensor]:
+    """Weights after some steps, clearing the gradients before the forward pass and after it."""
+    found = []
+    for late in (False, True):
+        ddp = wrapped(spelling)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+        for batch in batches(6):
+            if not late:
+                optimizer.zero_grad()
+            loss = loss_of(ddp, batch)
+            if late:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found.append(weights(ddp))
+    return found[0], found[1]
+
+
+def let_go(spelling: str) -> bool:
+    """Whether a model that nobody holds any more is gone."""
+    import gc
+    import weakref
+
+    ddp = wrapped(spelling)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.02), batches(3))
+    seen = weakref.ref(ddp)
+    del ddp
+    gc.collect()
+    return seen() is None
 
 
 def conserved_when_accumulating(spelling: str) -> tuple[Tensor, Tensor]:

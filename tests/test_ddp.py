@@ -113,13 +113,14 @@ def four_workers(tmp_path_factory):
     return folder, sum(run(4, [("save_after", {"spelling": FEEDBACK, "folder": folder})])[0])
 
 
-@pytest.mark.parametrize("options", [{"grain": "model"}, {"grain": "bucket", "overlap": True, "cuts": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"grain": "model"}, {"grain": "tensor", "overlap": True, "cuts": 2}], ids=str)
 def test_a_bad_step_is_as_if_it_had_not_been(options):
     calls = [
         ("bad_step", {"spelling": spelling, "value": value, **options})
         for spelling in METHODS
         for value in (float("inf"), float("nan"))
     ]
+    calls += [("bad_step", {"spelling": FEEDBACK, "value": float("inf"), "layer": 2, **options})]
     for (_, case), ranks in zip(calls, run(2, calls), strict=True):
         for rank in ranks:
             assert rank["non-finite"] and rank["weights kept"] and rank["state kept"] and rank["finite"], (case, rank)
@@ -141,10 +142,15 @@ def test_ranks_that_disagree_are_told_on_every_rank():
         ("disagree", {"spellings": (topk, dense)}),
         ("disagree", {"spellings": (topk, denser)}),
         ("disagree", {"spellings": (topk, topk), "widths": (4, 5)}),
+        ("disagree", {"spellings": ("DAD()", topk)}),
+        ("disagree", {"spellings": (topk, topk), "overlap": (True, False)}),
+        ("disagree", {"spellings": (dense, dense), "check_every": (2, 0)}),
         ("diverged", {"spelling": topk}),
         ("lost_step", {"spelling": topk}),
     ]
-    method, density, model, diverged, lost = run(2, calls)
+    method, density, model, factors, overlap, looks, diverged, lost = run(2, calls)
+    for told, what in ((factors, "the method"), (overlap, "the overlap"), (looks, "the check_every")):
+        assert all(what in one for one in told), told
     for told in method:
         assert "the method" in told and "TopK(density=0.1" in told and "Dense()" in told
     for told in density:
@@ -194,7 +200,10 @@ def test_accumulation_with_and_without_no_sync():
         ("conserved_when_accumulating", {"spelling": spelling})
         for spelling in (FEEDBACK, "ErrorFeedback(TopK(0.05, agree=True))")
     ]
-    *dense, own, union = run(2, calls)
+    calls += [("cleared_after_forward", {"spelling": FEEDBACK}), ("let_go", {"spelling": FEEDBACK})]
+    *dense, own, union, cleared, gone = run(2, calls)
+    assert all(torch.equal(before, after) for before, after in cleared)
+    assert all(gone)
     for ranks in dense[1:]:
         torch.testing.assert_close(ranks[0], dense[0][0], rtol=1e-5, atol=1e-7)
     for ranks in (own, union):

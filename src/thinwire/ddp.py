@@ -4,6 +4,8 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -137,21 +139,23 @@ def wrap(
     scaler: the GradScaler, if there is one, so that residuals follow its scale. share, boundary: see distributed
     auto-differentiation. Everything else goes to DDP.
     """
-    if grain is None and not _averages_everything(reducer):
+    rest: Reducer[Any, Any] = Dense() if isinstance(reducer, FactorReducer) else reducer
+    options = _options(rest, grain, overlap, check_every, scaler)
+    group = process_group or dist.distributed_c10d._get_default_group()
+    comm = _joined(model, reducer, options, group)
+    warn_without_memory(reducer, stacklevel=3)
+    layers = None
+    if isinstance(reducer, FactorReducer):
+        for_layers: Any = {"share": share, "boundary": boundary, "check_every": check_every, "scaler": scaler}
+        layers = Layers(model, reducer, TorchComm(own_group(group)), **for_layers)
+        DDP._set_params_and_buffers_to_ignore_for_model(model, layers.ignored)
+    if grain is None and options.grain == "model":
         # One bucket for all, so that the whole gradient lies in one vector and nothing is copied.
         ddp.setdefault("bucket_cap_mb", 1 + 2 * sum(p.numel() * p.element_size() for p in model.parameters()) // 2**20)
-    group = process_group or dist.distributed_c10d._get_default_group()
-    layers = None
-    rest = reducer
-    if isinstance(reducer, FactorReducer):
-        options: Any = {"share": share, "boundary": boundary, "check_every": check_every, "scaler": scaler}
-        layers = Layers(model, reducer, TorchComm(own_group(group)), **options)
-        DDP._set_params_and_buffers_to_ignore_for_model(model, layers.ignored)
-        rest = Dense()
     wrapped = DDP(model, process_group=process_group, **ddp)
     if layers is not None:
         layers.install(wrapped)
-    _attach(wrapped, reducer, rest, layers, grain, overlap, check_every, scaler)
+    _attach(wrapped, reducer, rest, layers, comm, options)
     return wrapped
 
 
@@ -171,7 +175,12 @@ def attach(
         )
     if isinstance(reducer, FactorReducer):
         raise TypeError(f"{type(reducer).__name__} replaces layers before DDP sees them: use thinwire.wrap(model, ...)")
-    return _attach(ddp_model, reducer, reducer, None, grain, overlap, check_every, scaler)
+    if ddp_model in _HANDLES:
+        raise RuntimeError("this DDP module has a thinwire method already: detach it, and wrap a new DDP module")
+    options = _options(reducer, grain, overlap, check_every, scaler)
+    comm = _joined(ddp_model.module, reducer, options, ddp_model.process_group)
+    warn_without_memory(reducer, stacklevel=3)
+    return _attach(ddp_model, reducer, reducer, None, comm, options)
 
 
 def handle(ddp_model: nn.Module) -> DDPHandle:
@@ -181,31 +190,67 @@ def handle(ddp_model: nn.Module) -> DDPHandle:
     return _HANDLES[ddp_model]
 
 
+@dataclass(frozen=True)
+class _Options:
+    """How a method is run, with defaults filled in; the same on all ranks."""
+
+    grain: Grain
+    overlap: bool
+    check_every: int
+    scaler: Any
+
+
+def _options(
+    rest: Reducer[Any, Any], grain: Grain | None, overlap: bool | None, check_every: int, scaler: Any
+) -> _Options:
+    if grain not in (None, "tensor", "bucket", "model"):
+        raise ValueError(f"grain must be 'tensor', 'bucket' or 'model', not {grain!r}")
+    plain = averages_everything(rest)  # as DDP does it: bucket by bucket, beside the backward pass
+    return _Options(
+        grain or ("bucket" if plain else "model"), plain if overlap is None else overlap, check_every, scaler
+    )
+
+
+def _joined(model: nn.Module, reducer: Reducer[Any, Any], options: _Options, group: dist.ProcessGroup) -> TorchComm:
+    """The workers, once they have agreed on what they are about to do; before anything that could hang if not."""
+    comm = TorchComm(own_group(group))
+    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
+    description = {
+        "method": repr(reducer),
+        "grain": options.grain,
+        "overlap": str(options.overlap),
+        "check_every": str(options.check_every),
+        "scaler": "a GradScaler" if options.scaler is not None else "none",
+        "model": "; ".join(shapes),
+        "torch version": torch.__version__.split("+")[0],
+    }
+    agree.compare(description, comm, next(model.parameters()).device)
+    return comm
+
+
 def _attach(
     ddp: DDP,
     reducer: Reducer[Any, Any],
     rest: Reducer[Any, Any],
     layers: Layers | None,
-    grain: Grain | None,
-    overlap: bool | None,
-    check_every: int,
-    scaler: Any,
+    comm: TorchComm,
+    options: _Options,
 ) -> DDPHandle:
-    if ddp in _HANDLES:
-        raise RuntimeError("this DDP module has a thinwire method already: detach it, and wrap a new DDP module")
-    plain = _averages_everything(rest)
-    grain = grain or ("bucket" if plain else "model")
-    if grain not in ("tensor", "bucket", "model"):
-        raise ValueError(f"grain must be 'tensor', 'bucket' or 'model', not {grain!r}")
-    comm = TorchComm(own_group(ddp.process_group))
     device = next(ddp.parameters()).device
-    agree.compare(_description(ddp, reducer, grain), comm, device)
-    warn_without_memory(reducer, stacklevel=4)
-    if not plain:
+    if not averages_everything(rest):
         warm_kernels(comm.rank)
-    lane: Lane = Beside(device) if (plain if overlap is None else overlap) else Inline()
+    lane: Lane = Beside(device) if options.overlap else Inline()
     watch = MomentWatch(ddp.module) if rest.wants is Moments else None
-    buckets = Buckets(ddp, rest, comm, grain=grain, lane=lane, watch=watch, check_every=check_every, scaler=scaler)
+    buckets = Buckets(
+        ddp,
+        rest,
+        comm,
+        grain=options.grain,
+        lane=lane,
+        watch=watch,
+        check_every=options.check_every,
+        scaler=options.scaler,
+    )
     _HANDLES[ddp] = DDPHandle(reducer, buckets, layers)
     return _HANDLES[ddp]
 
@@ -214,7 +259,17 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A process group for thinwire alone, so that nobody's collectives interleave with its own."""
     everyone = dist.get_world_size(group) == dist.get_world_size()
     ranks = None if everyone else dist.get_process_group_ranks(group)
-    return dist.new_group(ranks, use_local_synchronization=not everyone)
+    return dist.new_group(ranks, timeout=_timeout(group), use_local_synchronization=not everyone)
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the user lets `group` wait; torch has no public way to ask."""
+    for name in ("cuda", "cpu"):
+        try:
+            return group._get_backend(torch.device(name)).options._timeout
+        except (RuntimeError, AttributeError):
+            continue
+    return None
 
 
 @cache  # once a process
@@ -225,19 +280,9 @@ def warm_kernels(rank: int) -> None:
         _LOG.warning("loading kernels took %.1f s; what was compiled is cached for the next run", seconds)
 
 
-def _averages_everything(reducer: Reducer[Any, Any]) -> bool:
+def averages_everything(reducer: Reducer[Any, Any]) -> bool:
     """Dense, or Dense in fewer bits: no memory, so buckets may go as they come."""
     return isinstance(inner_reducers(reducer)[-1], Dense) and reducer.init(Layout((), ())) is None
-
-
-def _description(ddp: DDP, reducer: Reducer[Any, Any], grain: str) -> dict[str, str]:
-    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in ddp.module.named_parameters() if p.requires_grad]
-    return {
-        "method": repr(reducer),
-        "grain": grain,
-        "model": "; ".join(shapes),
-        "torch version": torch.__version__.split("+")[0],
-    }
 
 
 def warn_without_memory(reducer: Reducer[Any, Any], stacklevel: int) -> None:

@@ -7,6 +7,7 @@ a lane beside the backward pass takes them, else all after the last bucket.
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.hooks import RemovableHandle
 
 from thinwire import agree, kernels, memory
 from thinwire.capture.costs import Costs, opened
@@ -44,6 +46,7 @@ class Step(Costs):
     started: int = 0  # groups handed to the lane
     finished: set[str] = field(default_factory=set)  # parameters whose gradient is final
     undo: list[tuple[Group, Any]] = field(default_factory=list)  # states as they were before this step
+    bad: bool = False  # a group was not finite on some rank
 
     def resolve(self, names: tuple[str, ...]) -> None:
         """Tell DDP of the buckets that are final now that these parameters are."""
@@ -68,7 +71,9 @@ class Buckets:
         check_every: int = 100,
         scaler: Any = None,
     ):
-        self.ddp, self.reducer, self.comm, self.grain, self.lane = ddp, reducer, comm, grain, lane
+        # Weak, because DDP keeps the hook, and so all that is here, where the garbage collector cannot see it.
+        self._ddp = weakref.ref(ddp)
+        self.reducer, self.comm, self.grain, self.lane = reducer, comm, grain, lane
         self.watch, self.check_every, self.scaler = watch, check_every, scaler
         self.parameters = {
             name: parameter
@@ -85,8 +90,10 @@ class Buckets:
         self.groups: list[Group] = []  # empty until the layout has settled
         self.last: dict[str, float] = {}  # what the last step cost
 
+        self._seen = 0  # exchanges in this process
         self._now: Step | None = None
         self._base: dict[str, Tensor] = {}  # gradients exchanged already, to which the next ones are added
+        self._base_hooks: list[RemovableHandle] = []
         self._exchanged = False  # since the last forward pass
         self._silent = 0  # forward passes since the last exchange
 
@@ -97,8 +104,14 @@ class Buckets:
         self._forward_hook = ddp.register_forward_pre_hook(lambda module, args: self._before_forward())
 
     @property
+    def ddp(self) -> DDP:
+        ddp = self._ddp()
+        assert ddp is not None  # whoever asks holds it
+        return ddp
+
+    @property
     def settles_at(self) -> int:
-        """The first step whose buckets are those of all later ones.
+        """The first step of this process whose buckets are those of all later ones.
 
         DDP rebuilds them in order of arrival after the first step, after the second with a static graph, and never
         while it looks for unused parameters. Until then steps are dense, which loses nothing.
@@ -124,7 +137,7 @@ class Buckets:
         done: Future[Tensor] = Future(devices=[self.device] if self.device.type == "cuda" else None)
         now.futures.append(done)
 
-        if not self.active or (not self.groups and self.step < self.settles_at):
+        if not self.active or (not self.groups and self._seen < self.settles_at):
             position = len(now.arrived) - 1
             self._submit(now, lambda: self._dense(now, now.arrived[position], last))
         elif self.groups and not isinstance(self.lane, Inline):
@@ -150,6 +163,7 @@ class Buckets:
     def _end(self, now: Step) -> None:
         self.last = {"step": self.step} | now.told(self.comm.ledger, self.numel)
         self.step += 1
+        self._seen += 1
         if self.watch is not None:
             self.watch.clear()
 
@@ -188,7 +202,8 @@ class Buckets:
         with now.timed("capture"):
             vector = group.read(now.arrived)
             finite = self.stateless or kernels.finite(vector)
-        if self._roll_call(finite):
+        now.bad |= not self._roll_call(finite)
+        if not now.bad:
             if not self.stateless:
                 now.undo.append((group, copy.deepcopy(group.state)))
             self._reduce(now, group, vector)
@@ -267,12 +282,23 @@ class Buckets:
         """
         if self.stateless:
             return  # averaging a mean once more changes nothing
+        while self._base_hooks:
+            self._base_hooks.pop().remove()
         grads = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if not any(bool(grad.any()) for grad in grads.values()):
             self._base = {}
         elif self._exchanged:
             self._base = {name: grad.detach().clone().flatten() for name, grad in grads.items()}
         self._exchanged = False
+        # The gradients may still be cleared between here and the backward pass.
+        for name in self._base:
+            hook = partial(self._drop_cleared_base, name)
+            self._base_hooks.append(self.parameters[name].register_hook(hook))
+
+    def _drop_cleared_base(self, name: str, arriving: Tensor) -> None:
+        grad = self.parameters[name].grad
+        if grad is None or not grad.any():
+            self._base.pop(name, None)
 
     def _base_of(self, group: Group) -> Tensor | None:
         if not self._base:
