@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from thinwire.capture.anchor import Anchored
 from thinwire.capture.rounds import ROLL_CALL
-from thinwire.comm.base import WIRE
+from thinwire.comm.base import MESSAGES, WIRE
 from thinwire.comm.dry import DryComm
 from thinwire.factors import PRODUCT, Factors, Use
 from thinwire.reducer import Layout, Moments, Reducer
@@ -27,14 +27,9 @@ from thinwire.spelling import spell
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?bit(?:/s|ps)?", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", re.IGNORECASE)
 
-# Messages that follow one another in a collective, each waiting for the one before: rings, and direct sends.
-ROUNDS = {
-    "all_mean": lambda world: 2 * (world - 1),
-    "all_gather": lambda world: world - 1,
-    "broadcast": lambda world: math.ceil(math.log2(world)) if world > 1 else 0,
-    "all_to_all": lambda world: 1 if world > 1 else 0,
-    "shift": lambda world: 1 if world > 1 else 0,
-}
+# Bytes on the wire beside a message's own: gloo's handshake, headers of TCP and IP, acknowledgements. Measured on
+# interfaces, with 2 and 4 workers: 730 to 870 for every message from 16 bytes to 100 kB, and 0.2 % above that.
+FRAMING = 800
 BACKWARD = 2 / 3  # the part of a step's compute that plain DDP can exchange beside
 GAIN = 1.1  # a compression that saves less than a tenth of a step is not worth its risk
 
@@ -58,7 +53,8 @@ class Network:
     def seconds(self, entries: Iterable[tuple[str, int]]) -> float:
         """How long collectives take, one after another: bytes over the rate, and half a round trip a message."""
         return sum(
-            8 * WIRE[op](self.workers) * size / self.rate + ROUNDS[op](self.workers) * self.rtt / 2
+            8 * WIRE[op](self.workers) * size / self.rate
+            + MESSAGES[op](self.workers) * (8 * FRAMING / self.rate + self.rtt / 2)
             for op, size in entries
         )
 

@@ -16,6 +16,15 @@ WIRE = {
     "shift": lambda world: 1 if world > 1 else 0,
 }
 
+# Messages that one worker sends one after another in a collective, each waiting for the one before.
+MESSAGES = {
+    "all_mean": lambda world: 2 * (world - 1),
+    "all_gather": lambda world: world - 1,
+    "broadcast": lambda world: (world - 1).bit_length(),
+    "all_to_all": lambda world: world - 1,
+    "shift": lambda world: 1 if world > 1 else 0,
+}
+
 
 @dataclass
 class Ledger:
@@ -25,6 +34,7 @@ class Ledger:
     payload: int = 0
     wire: float = 0.0
     collectives: int = 0
+    messages: int = 0
     seconds: float = 0.0  # spent inside collectives, waiting for others included
     picked: int = 0  # gradient entries whose values were put on the wire, indices chosen or not
     fallbacks: int = 0  # exchanges that went dense because that was cheaper
@@ -37,6 +47,7 @@ class Ledger:
         self.payload += size
         self.wire += WIRE[op](self.world) * size
         self.collectives += 1
+        self.messages += MESSAGES[op](self.world)
         self.entries.append((op, size))
 
     def __add__(self, other: "Ledger") -> "Ledger":

@@ -18,11 +18,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
-from thinwire.comm.base import WIRE
-from thinwire.ddp import handle, wrap
+from thinwire.comm.base import MESSAGES, WIRE
+from thinwire.ddp import Handle, handle, wrap
 from thinwire.lab import LabError
 from thinwire.lab.record import Run
 from thinwire.local import local
+from thinwire.plan import FRAMING
 from thinwire.spelling import parse, spell
 
 # Plain DDP, DDP with its fp16 hook, and DDP that exchanges nothing: the floor of every step time.
@@ -71,17 +72,25 @@ def wrap_model(model: nn.Module, optimizer: Optimizer, run: Run, world: int) -> 
     method, every = split(run.method)
     if every:
         own = local(model, optimizer, parse(method), every)
-        return Wrapped(model, own.metrics, own.state_dict, own.load_state_dict, own.anchored, own.finish)
+        return Wrapped(model, _Told(own), own.state_dict, own.load_state_dict, own.anchored, own.finish)
     net = wrap(model, parse(method), grain=run.grain, overlap=run.overlap, **ddp)  # type: ignore[arg-type]
     ours = handle(net)
-    return Wrapped(net, lambda: _all_told(ours.metrics()), ours.state_dict, ours.load_state_dict)
+    return Wrapped(net, _Told(ours), ours.state_dict, ours.load_state_dict)
 
 
-def _all_told(metrics: dict[str, float]) -> dict[str, float]:
-    """Methods that send factors count those apart from what goes the dense way; a link carries both."""
-    for key in ("payload_bytes", "wire_bytes", "collectives"):
-        metrics[key] = metrics.get(key, 0.0) + metrics.pop(f"factor_{key}", 0.0)
-    return metrics
+class _Told:
+    """A handle's metrics of a step, with all that its link carries: factors, and the frames around messages."""
+
+    def __init__(self, told: Handle) -> None:
+        self.handle, self.messages = told, told.ledger.messages
+
+    def __call__(self) -> dict[str, float]:
+        metrics, before = self.handle.metrics(), self.messages
+        for key in ("payload_bytes", "wire_bytes", "collectives"):
+            metrics[key] = metrics.get(key, 0.0) + metrics.pop(f"factor_{key}", 0.0)
+        self.messages = self.handle.ledger.messages
+        metrics["wire_bytes"] += FRAMING * (self.messages - before)
+        return metrics
 
 
 def _baseline(model: nn.Module, method: str, world: int, ddp: dict[str, Any]) -> Wrapped:
@@ -91,7 +100,8 @@ def _baseline(model: nn.Module, method: str, world: int, ddp: dict[str, Any]) ->
     if method == "no-exchange":
         net.register_comm_hook(None, _keep)
     payload = BASELINES[method] * sum(p.numel() for p in model.parameters() if p.requires_grad)
-    cost = {"payload_bytes": payload, "wire_bytes": WIRE["all_mean"](world) * payload}
+    frames = FRAMING * MESSAGES["all_mean"](world) if payload else 0  # of one bucket; what more there are is little
+    cost = {"payload_bytes": payload, "wire_bytes": WIRE["all_mean"](world) * payload + frames}
     return Wrapped(net, lambda: cost, dict, lambda _: None)
 
 

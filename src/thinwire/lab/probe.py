@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from thinwire.comm.base import MESSAGES
 from thinwire.lab import LabError
 from thinwire.lab.launch import WorkerFailed, already_launched, start
 from thinwire.lab.loop import make_optimizer, this_device
 from thinwire.lab.record import Run, write_json
 from thinwire.lab.tasks import load_task
 from thinwire.lab.worker import end_with_launcher
-from thinwire.plan import ROUNDS, Network
+from thinwire.plan import Network
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def measure(task: str | None, model: str | None, data: Path) -> Probed | None:
     first = dist.get_rank() == 0
     dist.barrier()
     dist.destroy_process_group()
-    rounds = ROUNDS["all_mean"](world) or 1
+    rounds = MESSAGES["all_mean"](world) or 1
     return Probed(world, 2 * small / rounds, rate, compute) if first else None
 
 
