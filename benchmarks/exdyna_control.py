@@ -3,8 +3,9 @@
     python benchmarks/exdyna_control.py [--workers 2 4 8 16] [--entries 100000] [--steps 1000]
 
 For each density and number of workers (4 for the published code) a run from a first gradient scale (1e-6, 1 and
-1e3), which jumps to ten times that and falls back to it. After each change: how far the mean of 20 steps is off at step 100, how far it is off at
-most from step 200 on, how far the mean from step 200 on is off, and the highest density of a single step.
+1e3), which jumps to ten times that and falls back to it. After each change: how far the mean of 20 steps is off at
+step 100, how far it is off at most from step 200 on, how far the mean from step 200 on is off, and the highest
+density of a single step.
 
 The bars: 10 % at step 100, 3 % from step 200 on. A mean of 20 counts of k is off by chance alone: where 3 / sqrt(20 k)
 is more than 3 % the mean from step 200 on is held to the bar, and the other figure is for information.

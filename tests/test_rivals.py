@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from crews import gradients, layout_of, run
-from thinwire import CLTK, DEFT, ErrorFeedback, ExDyna, GTopK, MiCRO, OkTopk, SIDCo
+from processes import launch
+from thinwire import CLTK, DEFT, ErrorFeedback, ExDyna, GTopK, MiCRO, OkTopk, SIDCo, parse
 from thinwire.comm.cast import CastComm
 from thinwire.comm.crew import crew
 from thinwire.methods import deft, sidco
@@ -269,3 +270,35 @@ def test_nothing_is_lost_when_values_are_cast(method):
     exact = 0 if isinstance(method, (GTopK, OkTopk)) else 2**-8
     error = (told[0][0] + left - grads[0].mean(0)).abs()
     assert error.max() <= exact * grads.abs().max() + 1e-12
+
+
+# In real processes
+
+
+SPARSIFIERS = [
+    "ErrorFeedback(ExDyna(0.05))",
+    "ErrorFeedback(ExDyna(0.05, topology='official', control='official'))",
+    "ErrorFeedback(MiCRO(0.05))",
+    "CLTK(0.05)",
+    "ErrorFeedback(DEFT(0.05))",
+    "ErrorFeedback(SIDCo(0.05, fit='gamma'))",
+    "ErrorFeedback(OkTopk(0.05, refresh=3))",
+    "ErrorFeedback(GTopK(0.05))",
+]
+
+
+def test_processes_give_what_threads_give():
+    grads = gradients(6, 3, 2000)
+    told = launch(3, "sparsifier_cases:reduce_all", spellings=SPARSIFIERS, grads=grads)
+    for spelling in SPARSIFIERS:
+        assert all(torch.equal(results[spelling], told[0][spelling]) for results in told), spelling
+        threads = run(parse(spelling), grads, layout_of((40, 30), (800,))).out
+        torch.testing.assert_close(told[0][spelling], threads, msg=lambda text, name=spelling: f"{name}: {text}")
+
+
+def test_replicas_that_train_with_exdyna_stay_equal_and_learn():
+    dense = launch(2, "sparsifier_cases:train", spelling="Dense()", steps=200)
+    sparse = launch(2, "sparsifier_cases:train", spelling="ErrorFeedback(ExDyna(0.02))", steps=200)
+    assert torch.equal(sparse[0][0], sparse[1][0])
+    assert sparse[0][2] == pytest.approx(0.02, rel=0.3)
+    assert sparse[0][1] < 2 * dense[0][1] + 0.01
