@@ -41,6 +41,7 @@ class Warmup(Reducer[Tensor, WarmupState]):
             raise ValueError(f"{self.inner!r} has no density to warm up: leave out densities, to begin dense")
         if len(self.densities) > self.steps:
             raise ValueError(f"{len(self.densities)} densities need at least as many steps, not {self.steps}")
+        _dense(self.inner, self.inner.init(Layout(("probe",), (torch.Size([1]),))))  # refuses what cannot be dense
 
     def init(self, layout: Layout, /) -> WarmupState:
         return WarmupState(inner=self.inner.init(layout))

@@ -67,6 +67,7 @@ class Momentum(Reducer[Tensor, MomentumState]):
     where an entry that had waited was sent, since it points where the model was when it was picked up. This is
     the correction of deep gradient compression (Lin et al., ICLR 2018, recalled) but for one thing: an entry
     that is sent every step is never stale and keeps its momentum, so at density 1 this is SGD with momentum.
+    Masking looks at an ErrorFeedback right inside; with anything between the two, nothing is masked.
 
     Gradients are not conserved, velocities are: sum of all u = sum of results + residual.
     """

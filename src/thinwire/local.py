@@ -24,16 +24,16 @@ from thinwire.capture.costs import Costs
 from thinwire.capture.rounds import Rounds
 from thinwire.comm import Comm, Ledger
 from thinwire.comm.torch import TorchComm
-from thinwire.ddp import Handle, own_group, warm_kernels, warn_without_memory
+from thinwire.ddp import Handle, averages_everything, own_group, warm_kernels, warn_without_memory
 from thinwire.lane import Beside, Inline, Lane
-from thinwire.methods.dense import Dense
-from thinwire.reducer import MethodWarning, Reducer, inner_reducers
+from thinwire.reducer import MethodWarning, Reducer
 
 Every = int | Sequence[tuple[int, int]] | Callable[[int], int]
 
 PLAIN = Outer()
 _NOTHING = Costs(Ledger()).told(Ledger(), 1)  # what a step without an exchange costs
 _COUNTS = ("steps", "start", "width", "position")
+_KEYS = {"counts", "parameters", "buffers", "kept", "optimizer", "flight"}  # of a state's own part
 _TAKEN: "WeakSet[Optimizer]" = WeakSet()
 
 
@@ -95,7 +95,7 @@ def local(
     }
     agree.compare(description, comm, changes.device)
     warn_without_memory(reducer, stacklevel=3)
-    if not isinstance(inner_reducers(reducer)[-1], Dense):
+    if not averages_everything(reducer):
         warm_kernels(comm.rank)
     changes.start()
     lane: Lane = Beside(changes.device) if delay else Inline()
@@ -249,17 +249,26 @@ class LocalHandle(Handle):
                 raise checkpoint.CheckpointError("this is no state of local steps: handle.state_dict() makes one")
             if [group["names"] for group in state["groups"]] != names:
                 raise checkpoint.CheckpointError("the checkpoint's parameters are others, or in another order")
-        checkpoint.load_state_dict(changes.reducer, changes, None, states)
-
-        given = [s for s in given if s["rank"] == comm.rank or s["world"] != comm.world]
-        parts = [state["local"] for state in sorted(given, key=lambda state: state["rank"])]
+            if missing := _KEYS - state["local"].keys():
+                raise checkpoint.CheckpointError(f"the checkpoint is not whole: its local steps lack {min(missing)}")
+        mine = [s for s in given if s["rank"] == comm.rank or s["world"] != comm.world] or given
+        parts = [state["local"] for state in sorted(mine, key=lambda state: state["rank"])]
         own = parts[comm.rank % len(parts)]
+        before = changes.optimizer.state_dict()
+        try:  # torch looks at all of it before it changes anything
+            changes.optimizer.load_state_dict(own["optimizer"])
+        except (ValueError, KeyError) as error:
+            raise checkpoint.CheckpointError(f"the checkpoint's optimizer does not fit this one: {error}") from error
+        try:
+            checkpoint.load_state_dict(changes.reducer, changes, None, states)
+        except checkpoint.CheckpointError:
+            changes.optimizer.load_state_dict(before)
+            raise
         for key in _COUNTS:
             setattr(self, key, own["counts"][key])
         _fill(changes.parameters, _mean([part["parameters"] for part in parts]))
         _fill(dict(changes.model.named_buffers()), _mean([part["buffers"] for part in parts]))
         _fill(changes.kept, own["kept"])
-        changes.optimizer.load_state_dict(own["optimizer"])
         flight = own["flight"]
         if flight is not None:
             flight = flight | {"left": _mean([part["flight"]["left"] for part in parts])}

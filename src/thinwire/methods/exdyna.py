@@ -225,7 +225,6 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         sent = sum(state.picks) if state.picks else state.numel  # no picks: all was sent
         workers, most = len(state.picks), max(state.picks, default=0)
         return {
-            "density": sent / max(1, state.numel),
             "build_up": sent / max(1, state.target),
             "imbalance": workers * most / sent if state.picks and sent else 1.0,
             "threshold": state.control.threshold or 0.0,

@@ -82,7 +82,7 @@ class Variance(Reducer[Moments, VarianceState]):
         kernels.scatter_add(r, index, values, -1.0)
         v[index] = 0
         if self.quantise:
-            state.held = 1 - index.numel() / max(1, sure.numel())
+            state.held = 1 - index.numel() / sure.numel() if sure.numel() else 0.0
             self._drop(state, index, sure[~told])
         kernels.fill_sparse(out, sent, 1 / comm.world)
 
