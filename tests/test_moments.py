@@ -357,6 +357,7 @@ def test_without_a_rule_the_squares_are_estimated_by_micro_batch_and_said_to_be(
         for name, parameter in twin.named_parameters():
             estimates[name] += parameter.grad**2
     assert set(watch.estimated) == set(estimates) - {"layer.weight", "layer.bias"}
+    assert watch.metrics() == {f"estimated.{name}": 1.0 for name in watch.estimated}
     assert watch.estimated["scale"] == "Loose has no rule"
     assert watch.estimated["recurrent.weight_ih_l0"] == "GRU has no rule"
     assert "outside" in watch.estimated["behind.weight"]
