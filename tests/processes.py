@@ -12,7 +12,7 @@ import torch
 HERE = Path(__file__).parent
 
 
-def launch(world: int, function: str, *, timeout: float = 90, **arguments: Any) -> list[Any]:
+def launch(world: int, function: str, *, timeout: float = 180, **arguments: Any) -> list[Any]:
     """Run `module:function(**arguments)` of this folder on `world` gloo workers; what each returned, by rank.
 
     Raises AssertionError with everything they printed when one of them fails.
