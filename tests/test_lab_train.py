@@ -131,6 +131,23 @@ def test_however_the_launcher_ends_its_workers_end_too(start: Start, number: int
     assert read_steps(tmp_path / "rank0.jsonl")[-1]["step"] > 10
 
 
+@pytest.mark.skipif(not LINK, reason="links cannot be emulated here")
+def test_the_ledger_agrees_with_what_interfaces_count(tmp_path: Path) -> None:
+    methods = [
+        "DDP",
+        "DDP-fp16",
+        "Dense()",
+        "ErrorFeedback(PowerSGD(4))",
+        "ErrorFeedback(TopK(0.05))",
+        "RandomBlock(0.1)",
+    ]
+    methods += ["Variance()", "RankDAD(4)", "ErrorFeedback(TopK(0.1)) every 5", "ErrorFeedback(ExDyna(0.05))"]
+    chosen = [word for method in methods for word in ("--method", method)]
+    run("compare", *chosen, "--steps", "40", "--link", "200mbit", "--out", str(tmp_path))
+    for method in json.loads((tmp_path / "summary.json").read_text())["methods"]:
+        assert method["measured_bytes_a_step"] == pytest.approx(method["wire_bytes_a_step"], rel=0.05), method["method"]
+
+
 def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:
     torchrun = [
         sys.executable,

@@ -4,6 +4,7 @@
 local steps have changed.
 """
 
+import copy
 import inspect
 import re
 from collections.abc import Callable
@@ -79,18 +80,19 @@ def wrap_model(model: nn.Module, optimizer: Optimizer, run: Run, world: int) -> 
 
 
 class _Told:
-    """A handle's metrics of a step, with all that its link carries: factors, and the frames around messages."""
+    """A handle's metrics, with all that the ledger has seen since the last ask, and the frames around messages."""
 
     def __init__(self, told: Handle) -> None:
-        self.handle, self.messages = told, told.ledger.messages
+        self.handle, self.before = told, copy.copy(told.ledger)
 
     def __call__(self) -> dict[str, float]:
-        metrics, before = self.handle.metrics(), self.messages
-        for key in ("payload_bytes", "wire_bytes", "collectives"):
-            metrics[key] = metrics.get(key, 0.0) + metrics.pop(f"factor_{key}", 0.0)
-        self.messages = self.handle.ledger.messages
-        metrics["wire_bytes"] += FRAMING * (self.messages - before)
-        return metrics
+        metrics, now, before = self.handle.metrics(), copy.copy(self.handle.ledger), self.before
+        self.before = now
+        return metrics | {
+            "payload_bytes": now.payload - before.payload,
+            "wire_bytes": now.wire - before.wire + FRAMING * (now.messages - before.messages),
+            "collectives": now.collectives - before.collectives,
+        }
 
 
 def _baseline(model: nn.Module, method: str, world: int, ddp: dict[str, Any]) -> Wrapped:

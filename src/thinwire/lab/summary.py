@@ -142,8 +142,9 @@ def total(records: Records, key: str) -> float | None:
 
 
 def a_step(records: Records, key: str) -> float | None:
-    """A worker's bytes in a step like most: the mean, without the first one, which is dense for every method."""
-    usual = [[line for line in rank if line["step"] > 1] or rank for rank in records.ranks]
+    """A worker's bytes in a step like most: the mean, without the first one, which is dense for every method, and
+    the one after it, in which a slow link may still be sending that."""
+    usual = [[line for line in rank if line["step"] > 2] or rank for rank in records.ranks]
     each = [(worker_total(lines, key), len(lines)) for lines in usual]
     known = [value / steps for value, steps in each if value is not None]
     return statistics.fmean(known) if known else None
