@@ -1,11 +1,12 @@
 """What a link carries as workers are added, for every sparsifier, relative to the dense ring all-reduce.
 
-    python benchmarks/scale.py [--entries 1000000] [--steps 16] [--density 0.01]
+    python benchmarks/scale.py [--entries 500000] [--steps 60] [--density 0.01]
 
 Up to 16 workers are threads that really exchange (`thinwire.comm.crew`): the bytes are those on the ledger of the
-busiest worker, over the second half of the steps. 64 and 256 workers are simulated: ExDyna and MiCRO by all their
-workers' decisions without the exchange (`thinwire.lab.ranks`), the union of Top-k by the same on rows of a matrix,
-the others by a dry run of the real method, which takes all workers to send what one sends.
+busiest worker, over the second half of the steps, because residuals, and loads with them, change most in the first.
+64 and 256 workers are simulated: ExDyna and MiCRO by all their workers' decisions without the exchange
+(`thinwire.lab.ranks`), the union of Top-k by the same on rows of a matrix, the others by a dry run of the real
+method, which takes all workers to send what one sends.
 
 Gradients are normal, a quarter of their variance common to all workers, in 32 layers of unlike scale; everything
 runs under error feedback. The last lines hold ExDyna to its bar: the ratio at 16 workers at most 1.1 of that at 2.
@@ -130,9 +131,9 @@ def simulated(spelling: str, density: float) -> Callable[[Gradients, int, int], 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, default=10**6)
+    parser.add_argument("--entries", type=int, default=500_000)
     parser.add_argument("--simulated-entries", type=int, default=300_000, help="of 64 and 256 workers in one process")
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--no-simulation", action="store_true", help="only up to 16 workers")
     args = parser.parse_args()

@@ -130,7 +130,7 @@ class Oracle:
         if self.loads is None:
             self.loads = [float(s) for s in seen]
         else:
-            self.loads = [0.9 * old + (1 - 0.9) * new for old, new in zip(self.loads, seen)]
+            self.loads = [0.8 * old + (1 - 0.8) * new for old, new in zip(self.loads, seen)]
 
     def pairwise(self, by_part, chosen):
         self.smooth(by_part)
@@ -138,7 +138,7 @@ class Oracle:
             x, y = self.loads[j], self.loads[j + 1]
             giver, taker = (j, j + 1) if x > y else (j + 1, j)
             block = self.loads[giver] / self.shares[giver]
-            if abs(x - y) > block and abs(x - y) > 3 * math.sqrt((x + y) / ((1 + 0.9) / (1 - 0.9))):
+            if abs(x - y) > block and abs(x - y) > 3 * math.sqrt((x + y) / ((1 + 0.8) / (1 - 0.8))):
                 blocks = min(max(1, int(abs(x - y) / (4 * block))), self.shares[giver] - 1)
                 self.shares[giver] -= blocks
                 self.shares[taker] += blocks
@@ -166,7 +166,7 @@ class Oracle:
                 end -= 1
             ends.append(min(max(end, ends[-1] + 1), self.blocks - self.n + j))
         new = [end - start for start, end in zip(ends, [*ends[1:], self.blocks])]
-        noise = math.sqrt(total / self.n / ((1 + 0.9) / (1 - 0.9)))
+        noise = math.sqrt(total / self.n / ((1 + 0.8) / (1 - 0.8)))
         if heaviest(self.shares) - heaviest(new) > 4 * noise:
             self.shares = new
 

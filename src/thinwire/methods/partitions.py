@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-MEMORY = 0.9  # how much of the smoothed load stays each step: about 19 steps of counts are averaged
+MEMORY = 0.8  # how much of the smoothed load stays each step: about 9 steps of counts are averaged
 STEPS_SEEN = (1 + MEMORY) / (1 - MEMORY)
 # A difference must be this many times what chance explains: between two neighbours, and for the heaviest of all.
 SIGMAS, SIGMAS_OF_MANY = 3.0, 4.0
