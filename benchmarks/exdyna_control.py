@@ -2,7 +2,7 @@
 
     python benchmarks/exdyna_control.py [--workers 2 4 8 16] [--entries 100000] [--steps 1000]
 
-For each density and number of workers (4 for the published code) a run from a first gradient scale (1e-6, 1 and
+For each density and number of workers (4 for the published code) a run from a first gradient scale (1e-6 and
 1e3), which jumps to ten times that and falls back to it. After each change: how far the mean of 20 steps is off at
 step 100, how far it is off at most from step 200 on, how far the mean from step 200 on is off, and the highest
 density of a single step.
@@ -27,7 +27,7 @@ from thinwire.methods import partitions
 from thinwire.methods.exdyna import ExDyna
 from thinwire.methods.partitions import Blocks
 
-DENSITIES, SCALES = (0.1, 0.01, 0.001), (1e-6, 1.0, 1e3)
+DENSITIES, SCALES = (0.1, 0.01, 0.001), (1e-6, 1e3)
 
 
 def gradients(entries: int, workers: int, scales: list[float], seed: int = 0) -> Iterator[Tensor]:
