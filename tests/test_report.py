@@ -11,8 +11,9 @@ import pytest
 
 from lab_runs import write_run
 from thinwire.lab import LabError
+from thinwire.lab.figures import COLOURS, style
 from thinwire.lab.record import Run
-from thinwire.lab.report import COLOURS, command, figures_of, find_runs, names, style, write_report
+from thinwire.lab.report import command, figures_of, find_runs, names, write_report
 from thinwire.lab.summary import Records
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -97,7 +97,7 @@ def train(
         console.print(
             f"{told['method']}: validation {told['metric']} {value} after {told['steps']} steps, "
             f"{1e3 * told['step_s']:.1f} ms a step{' (predicted)' if told['predicted'] else ''}, "
-            f"{show.size(told['wire_bytes'] / told['steps'])} a step on each wire. Records: {folder}",
+            f"{show.size(told['wire_bytes_a_step'])} a step on each wire. Records: {folder}",
             soft_wrap=True,
         )
 
