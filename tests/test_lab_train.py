@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.lab import network
+from thinwire.lab.launch import already_launched, leads
 from thinwire.lab.record import has_ended, read_lines, read_steps
 
 THINWIRE = [sys.executable, "-m", "thinwire"]
@@ -146,6 +148,26 @@ def test_the_ledger_agrees_with_what_interfaces_count(tmp_path: Path) -> None:
     run("compare", *chosen, "--steps", "40", "--link", "200mbit", "--out", str(tmp_path))
     for method in json.loads((tmp_path / "summary.json").read_text())["methods"]:
         assert method["measured_bytes_a_step"] == pytest.approx(method["wire_bytes_a_step"], rel=0.05), method["method"]
+
+
+@pytest.mark.skipif(not LINK, reason="links cannot be emulated here")
+def test_a_probe_finds_the_rate_of_the_link() -> None:
+    told = run("probe", "--workers", "2", "--link", "50mbit", "--task", "digits")
+    found = re.search(r"thinwire plan digits --link ([\d.]+)mbit --rtt \d+us --workers 2 --compute-ms \d+", told)
+    assert found, told
+    assert 30 < float(found[1]) < 55  # a busy machine may fall short of the link; nothing goes beyond it
+
+
+def test_sruns_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert not already_launched() and leads()
+    here = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+    for name, value in {**here, "MASTER_ADDR": "node0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # what is translated stays in here
+    assert already_launched() and not leads()
+    assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == ["3", "8", "1"]
 
 
 def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from thinwire.plan import (
     layout_of,
     predict,
     recommend,
+    scaling,
     smallest_ratio,
 )
 from thinwire.reducer import Layout
@@ -106,6 +107,13 @@ def test_a_gather_pays_above_half_as_many_times_as_there_are_workers() -> None:
         half = network.seconds([("all_mean", 2 * numel)])
         gathered = network.seconds([("all_gather", round(4 * numel / smallest_ratio(workers, 16)))])
         assert gathered == pytest.approx(half, rel=1e-3)
+
+
+def test_a_table_over_numbers_of_workers() -> None:
+    table = scaling([parse("ErrorFeedback(TopK(0.01))")], LAYOUT, Network(1e8, 8), [2, 16, 64])
+    assert list(table) == ["plain DDP", "bf16 all-reduce", "ErrorFeedback(TopK(0.01))"]
+    ring, _, gather = table.values()
+    assert ring[2] < 2.5 * ring[0] and gather[2] > 30 * gather[0]  # what is gathered grows with the workers
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:

@@ -20,6 +20,7 @@ from thinwire.lab.catalogue import catalogue
 from thinwire.lab.compare import DEFAULT, conclude, keep_settings, prepare, run_all
 from thinwire.lab.data import SOURCES, default_folder, fetch
 from thinwire.lab.launch import WorkerFailed, launch, leads
+from thinwire.lab.methods import split
 from thinwire.lab.report import find_runs, write_report
 from thinwire.lab.settings import choose_link, out_folder, settle
 from thinwire.lab.studies import STUDIES
@@ -35,6 +36,9 @@ app = typer.Typer(
 )
 console = Console(width=None if sys.stdout.isatty() else 118)  # a table in a log needs no terminal
 notes = Console(stderr=True)
+
+
+SCALE = [2**i for i in range(1, 9)]
 
 
 def say(text: str) -> None:
@@ -208,6 +212,7 @@ def plan(
     compute_ms: Annotated[float, typer.Option(help="a step without any exchange; `thinwire probe` measures it")] = 0.0,
     rows: Annotated[int, typer.Option(help="rows a layer sees a step: batch x sequence, for DAD and its kin")] = 32,
     every: Annotated[list[int] | None, typer.Option(help="local steps between exchanges, as well; repeatable")] = None,
+    scale: Annotated[bool, typer.Option("--scale", help="also the exchange among 2 to 256 workers")] = False,
     method: o.Methods = None,
     data: o.Data = None,
 ) -> None:
@@ -223,15 +228,22 @@ def plan(
         raise LabError(f"{model} returned a {type(net).__name__}: it must return a torch.nn.Module")
     layout = planner.layout_of(net)
     spelled = method or [m for m in DEFAULT if not m.startswith("DDP")]
-    reducers = [parse(text) for text in spelled]
-    costs = [planner.dry_run(reducer, layout, workers, rows=rows) for reducer in reducers]
-    tensors = [reducer for reducer in reducers if reducer.wants is torch.Tensor]
-    costs += [planner.local_steps(reducer, layout, workers, steps) for reducer in tensors for steps in every or ()]
+    wanted = [(parse(text), steps) for text, steps in map(split, spelled)]
+    wanted += [(reducer, steps) for reducer, _ in wanted if reducer.wants is torch.Tensor for steps in every or ()]
+    costs = [
+        planner.local_steps(reducer, layout, workers, steps)
+        if steps
+        else planner.dry_run(reducer, layout, workers, rows=rows)
+        for reducer, steps in wanted
+    ]
     told = planner.predict(costs, layout, network, compute_ms / 1e3)
     title = (
         f"{model}: {layout.numel:,} parameters, {workers} workers, {link}, {rtt} round trip, {compute_ms:g} ms compute"
     )
     console.print(show.predictions(told, title))
+    if scale:
+        table = planner.scaling([reducer for reducer, steps in wanted if not steps], layout, network, SCALE, rows)
+        console.print(show.scaling(table, SCALE, f"ms of the exchange among so many workers, {link}, {rtt} round trip"))
     if not compute_ms:
         notes.print(
             "Without --compute-ms nothing can hide behind the backward pass: these are times of the exchange alone."

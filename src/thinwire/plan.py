@@ -114,18 +114,24 @@ def layout_of(model: nn.Module) -> Layout:
 def dry_run(
     reducer: Reducer[Any, Any], layout: Layout, world: int, *, steps: int = 6, rows: int = 32, seed: int = 0
 ) -> Cost:
-    """Run the method alone on `steps` made-up gradients; what the last one cost, and the middle of the times."""
+    """Run the method alone on `steps` made-up gradients; its dearest exchange once it is under way.
+
+    A worker alone sees too little of methods in which each worker sends another part: their bytes swing from step to
+    step, and the largest are those that come true.
+    """
     draw = torch.Generator().manual_seed(seed)
     part = _factored(layout) if reducer.wants is Factors else layout
     state = reducer.init(part)
-    comm, times, out = DryComm(world), [], part.zeros()
+    comm, out = DryComm(world), part.zeros()
+    times, sent = [], []
     for _ in range(steps):
         local = _made_up(reducer.wants, part, rows, draw)
         comm.ledger.clear()
         began = time.perf_counter()
         reducer.reduce(local, state, comm, out)
         times.append(time.perf_counter() - began)
-    entries = list(comm.ledger.entries)
+        sent.append(list(comm.ledger.entries))
+    entries = max(sent[steps // 2 :], key=lambda step: sum(WIRE[op](world) * size for op, size in step))
     if layout.numel > part.numel:
         entries.append(("all_mean", 4 * (layout.numel - part.numel)))  # what has no factors is averaged
     hidden = reducer.wants is Tensor and state is None  # averages that keep nothing go beside the backward pass
@@ -147,14 +153,12 @@ def _factored(layout: Layout) -> Layout:
 
 
 def _made_up(wants: type, layout: Layout, rows: int, draw: torch.Generator) -> Any:
-    """Gradients whose sizes spread over orders of magnitude, from tensor to tensor and from entry to entry."""
+    """Gradients whose entries spread over orders of magnitude, alike in all parts, as a dry run has but one worker."""
     if wants is Factors:
         shapes = enumerate(layout.shapes)
         uses = [Use(i, PRODUCT, *(torch.randn(rows, side, generator=draw) for side in reversed(s))) for i, s in shapes]
         return Factors(layout.shapes, uses)
-    flat = torch.randn(layout.numel, generator=draw)
-    for view, shape in zip(layout.views(flat), layout.shapes, strict=True):
-        view *= torch.exp(torch.randn(shape, generator=draw)) * 10 ** torch.randn((), generator=draw)
+    flat = torch.randn(layout.numel, generator=draw) * torch.exp(torch.randn(layout.numel, generator=draw))
     if wants is Moments:
         return Moments(flat, flat.square() * 10 ** torch.rand(layout.numel, generator=draw))
     return flat
@@ -228,6 +232,21 @@ def recommend(predictions: Sequence[Prediction], network: Network, compute: floa
         enough = math.ceil(half.exchange / (0.1 * compute))
         said += f" Or stay with bfloat16 and exchange once in {enough} backward passes: that too hides the link."
     return said
+
+
+def scaling(
+    reducers: Sequence[Reducer[Any, Any]], layout: Layout, network: Network, workers: Sequence[int], rows: int = 32
+) -> dict[str, list[float]]:
+    """For each method, the seconds of its exchange among so many workers; beside them plain DDP's ring and bf16's."""
+    networks = [Network(network.rate, count, network.rtt) for count in workers]
+    table = {
+        name: [at.seconds(dense(layout, size, name).entries) for at in networks]
+        for name, size in (("plain DDP", 4), ("bf16 all-reduce", 2))
+    }
+    for reducer in reducers:
+        costs = [dry_run(reducer, layout, at.workers, rows=rows) for at in networks]
+        table[spell(reducer)] = [at.seconds(cost.entries) for at, cost in zip(networks, costs)]
+    return table
 
 
 def smallest_ratio(workers: int, bits: int = 32) -> float:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from thinwire.lab.launch import OnStep
 from thinwire.lab.record import Line, Run
-from thinwire.plan import Prediction, spell_rate
+from thinwire.plan import Prediction, smallest_ratio, spell_rate
 
 BARS = 12  # of the runs made last; a study makes hundreds
 
@@ -89,6 +89,18 @@ def predictions(told: list[Prediction], title: str) -> Table:
             size(p.cost.memory),
             "-" if not p.cost.memory and p.cost.hidden and not p.cost.local else spell_rate(p.break_even),
         )
+    return table
+
+
+def scaling(told: dict[str, list[float]], workers: list[int], title: str) -> Table:
+    """A column for each number of workers; the smallest compression with which a gather beats each ring, below."""
+    body = [[name, *(number(1e3 * seconds, 1) for seconds in row)] for name, row in told.items()]
+    for bits in (32, 16):
+        body.append(
+            [f"a gather pays above (against {bits} bits)", *(f"{smallest_ratio(w, bits):g} x" for w in workers)]
+        )
+    table = rows(["method", *map(str, workers)], body)
+    table.title = title
     return table
 
 
