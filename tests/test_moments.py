@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from processes import launch
+from thinwire.capture.moment_parts import Columns, Patches
 from thinwire.capture.moment_rules import RULES
 from thinwire.capture.moments import MomentWatch
 
@@ -123,6 +124,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: nn.Conv2d(2, 3, 3, padding=(2, 1), padding_mode="reflect"),
         lambda: torch.randn(B, 2, 6, 5),
     ),
+    "conv2d, one position": (lambda: nn.Conv2d(3, 4, (5, 4), dilation=(1, 2)), lambda: torch.randn(B, 3, 5, 7)),
+    "conv2d, pointwise": (lambda: nn.Conv2d(3, 4, 1, stride=2, padding=1), lambda: torch.randn(B, 3, 5, 4)),
     "conv3d": (
         lambda: nn.Conv3d(2, 4, 2, stride=2, padding=1, groups=2),
         lambda: torch.randn(B, 2, 4, 5, 3),
@@ -206,6 +209,18 @@ def test_squares_match_one_backward_pass_per_sample(case, chunk):
     torch.testing.assert_close(y, plain, rtol=1e-13, atol=1e-13)
     (loss_of(y) / B).backward()
     check(model, watch, gradients, squares)
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
+@pytest.mark.parametrize(("kernel", "dilation"), [((3, 3), (1, 1)), ((1, 1), (1, 1)), ((2, 4), (3, 1))])
+def test_a_convolution_has_the_same_parts_either_way(kernel, dilation, stride):
+    x, weight = torch.randn(B, 3, 6, 7), torch.randn(5, 3, *kernel)
+    geometry = (list(stride), [1, 2], list(dilation), 1)
+    dy = torch.randn_like(F.conv2d(x, weight, None, stride, (1, 2), dilation))
+    patches, columns = Patches(x, dy, weight, geometry), Columns(x, dy, weight, geometry)
+    for some in (slice(0, B), slice(2, 3), slice(3, 7)):
+        assert_same(columns.form(some), patches.form(some))
+    assert_same(columns.total(), columns.form(slice(0, B)).sum(0))
 
 
 @pytest.mark.parametrize("parts", [1, 4])

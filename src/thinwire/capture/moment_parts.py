@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Geometry = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
@@ -101,6 +102,51 @@ class Patches:
 
     def add_squares(self, to: Tensor, keep: int) -> bool:
         return False
+
+
+@dataclass
+class Columns:
+    """The same as a product of deltas and columns of input: for very many weights at few positions."""
+
+    inputs: Tensor  # [samples, channels, height, width]
+    deltas: Tensor
+    weight: Tensor
+    geometry: Geometry  # of one group
+
+    @property
+    def samples(self) -> int:
+        return self.inputs.shape[0]
+
+    def at_once(self) -> int:
+        return 2**15 // self.weight.numel()
+
+    def form(self, some: slice) -> Tensor:
+        parts = torch.bmm(self.deltas[some].flatten(2), self._columns(some).mT)
+        return parts.view(-1, *self.weight.shape)
+
+    def total(self) -> Tensor:
+        wanted = (False, True)
+        return convolution_backward(self.deltas, self.inputs, self.weight, self.geometry, wanted)[1]
+
+    def add_squares(self, to: Tensor, keep: int) -> bool:
+        if self.deltas[0, 0].numel() != 1:
+            return False
+        deltas, columns = self.deltas.flatten(1), self._columns(slice(None)).flatten(1)
+        to.view(len(to), -1).addmm_(wide(deltas).square().T, wide(columns).square(), beta=keep)
+        return True
+
+    def _columns(self, some: slice) -> Tensor:
+        stride, padding, dilation, _ = self.geometry
+        return F.unfold(self.inputs[some], self.weight.shape[2:], dilation, padding, stride)
+
+
+def convolution_parts(inputs: Tensor, deltas: Tensor, weight: Tensor, geometry: Geometry) -> Patches | Columns:
+    """Whichever is faster, as measured on a CPU; columns are only known for planes and one group."""
+    positions = deltas[0, 0].numel()
+    few = positions == 1 or (positions < 64 and weight.numel() >= 2**20)
+    if few and weight.dim() == 4 and geometry[3] == 1:
+        return Columns(inputs, deltas, weight, geometry)
+    return Patches(inputs, deltas, weight, geometry)
 
 
 @dataclass

@@ -20,7 +20,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from thinwire.capture.moment_parts import Geometry, Parts, Patches, Products, Rows, Tokens, convolution_backward
+from thinwire.capture.moment_parts import (
+    Geometry,
+    Parts,
+    Products,
+    Rows,
+    Tokens,
+    convolution_backward,
+    convolution_parts,
+)
 
 Names = tuple[str | None, ...]
 Shape = tuple[int, ...]
@@ -77,7 +85,7 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         to_input, to_weight, to_bias = ctx.needs_input_grad[3:]
         dx = convolution_backward(dy, x, weight, ctx.geometry, (True, False))[0] if to_input else None
-        parts = Patches(x, dy.contiguous(), weight, ctx.geometry)
+        parts = convolution_parts(x, dy.contiguous(), weight, ctx.geometry)
         dw = ctx.call.gradient(ctx.names[0], parts) if to_weight else None
         db = ctx.call.gradient(ctx.names[1], Rows(dy.flatten(2).sum(2))) if to_bias else None
         return None, None, None, dx, dw, db
