@@ -26,6 +26,7 @@ from thinwire.lab.settings import choose_link, out_folder, settle
 from thinwire.lab.studies import STUDIES
 from thinwire.lab.summary import Records, summarise
 from thinwire.lab.tasks import TASKS, load_object, load_task
+from thinwire.reducer import Moments
 from thinwire.spelling import parse
 
 app = typer.Typer(
@@ -230,12 +231,14 @@ def plan(
     spelled = method or [m for m in DEFAULT if not m.startswith("DDP")]
     wanted = [(parse(text), steps) for text, steps in map(split, spelled)]
     wanted += [(reducer, steps) for reducer, _ in wanted if reducer.wants is torch.Tensor for steps in every or ()]
-    costs = [
-        planner.local_steps(reducer, layout, workers, steps)
-        if steps
-        else planner.dry_run(reducer, layout, workers, rows=rows)
-        for reducer, steps in wanted
-    ]
+    if method is None:  # what depends on how samples differ cannot be told from a model's shape
+        wanted = [(reducer, steps) for reducer, steps in wanted if reducer.wants is not Moments]
+    costs = []
+    for reducer, steps in wanted:
+        if steps:
+            costs.append(planner.local_steps(reducer, layout, workers, steps))
+        else:
+            costs.append(planner.dry_run(reducer, layout, workers, rows=rows))
     told = planner.predict(costs, layout, network, compute_ms / 1e3)
     title = (
         f"{model}: {layout.numel:,} parameters, {workers} workers, {link}, {rtt} round trip, {compute_ms:g} ms compute"
