@@ -18,6 +18,7 @@ PHASE_COLOURS = {
     "exchange": "#D55E00",
     "apply": "#009E73",
 }
+LOGARITHMIC = ("density", "threshold", "residual_norm")
 POINTS = 400  # a curve holds no more; evaluations are all kept
 BASE = {
     "step",
@@ -51,7 +52,7 @@ def of_runs(named: dict[str, Records]) -> list[go.Figure]:
     ]
     for key in _own_metrics(named):
         title = TITLES.get(key, key.replace("_", " "))
-        drawn.append(curves(named, title, "steps", "step", told(key), log_y=key in ("threshold", "residual_norm")))
+        drawn.append(curves(named, title, "steps", "step", told(key), log_y=key in LOGARITHMIC))
     return drawn + [figure for name, records in named.items() for figure in by_layer(name, records)]
 
 
@@ -185,3 +186,11 @@ def blank(title: str) -> go.Figure:
         font={"family": "system-ui, sans-serif", "size": 13},
     )
     return figure
+
+
+def make_room(figure: go.Figure) -> None:
+    """A legend below the axis, two names to a row, without taking from the plot."""
+    shown = sum(trace.showlegend is not False for trace in figure.data)
+    plot = figure.layout.height - 120
+    below = 64 + 20 * math.ceil(shown / 2)
+    figure.update_layout(height=48 + plot + below, margin={"t": 48, "b": below}, legend={"y": -56 / plot})

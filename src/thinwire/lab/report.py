@@ -47,6 +47,8 @@ def page(
     lead: str, head: Sequence[str], rows: Sequence[Sequence[str]], drawn: Sequence[go.Figure], commands: list[str]
 ) -> str:
     """The page around a sentence, a table (cells are HTML), figures, and the commands that make them again."""
+    for figure in drawn:
+        figures.make_room(figure)
     data = json.dumps([json.loads(figure.to_json()) for figure in drawn]).replace("</", "<\\/")
     table = "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"
     table += "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)

@@ -163,7 +163,9 @@ def exdyna_draw(found: list[Result]) -> list[go.Figure]:
     named = {str(r.factors["method"]): Records.read(r.folders[0]) for r in found if r.factors["workers"] == most}
     named.pop("Dense()", None)
     told = [
-        figures.curves(named, f"{figures.TITLES[key]}, {most} workers", "steps", "step", figures.told(key))
+        figures.curves(
+            named, f"{figures.TITLES[key]}, {most} workers", "steps", "step", figures.told(key), log_y=key == "density"
+        )
         for key in ("density", "build_up", "imbalance")
     ]
     return [growth, *told]

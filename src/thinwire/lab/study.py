@@ -133,7 +133,7 @@ def conclude(study: Study, cells: Sequence[Cell], out: Path, failed: dict[Path, 
     escaped = [[html.escape(cell) for cell in row] for row in rows]
     commands = [command(Run.read(result.folders[0])) for result in found]
     write_text(
-        out / "report.html", page(" ".join(said), table_head(found), escaped, [cost, *study.draw(found)], commands)
+        out / "report.html", page("\n".join(said), table_head(found), escaped, [cost, *study.draw(found)], commands)
     )
     return found, said
 
