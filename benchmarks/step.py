@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,14 +39,16 @@ def worker(order: dict[str, Any], out: Path) -> None:
     contenders = {}
     for method in order["methods"]:
         torch.manual_seed(0)
-        wrapped = wrap_model(task.model(), method, world, None, None)
-        contenders[method] = wrapped, torch.optim.SGD(wrapped.net.parameters(), lr=0.01)
+        model = task.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        run: Any = SimpleNamespace(method=method, grain=None, overlap=None)  # the defaults, as a user gets them
+        contenders[method] = wrap_model(model, optimizer, run, world), optimizer
     times: dict[str, list[float]] = {method: [] for method in contenders}
     costs: dict[str, dict[str, float]] = {}
     turn = 0
     for round_ in range(order["rounds"] + 1):  # the first round warms up: buckets are rebuilt, kernels compiled
         for method, (wrapped, optimizer) in contenders.items():
-            for _ in range(3 if round_ == 0 else order["steps"]):
+            for _ in range(2 if round_ == 0 else order["steps"]):
                 x, y = task.data.train(0, turn, rank, world, task.batch)
                 turn += 1
                 dist.barrier()
