@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py [--numel 10000000] [--json FILE]
 
-kept: bytes of its state's vectors over bytes of the gradient. fresh: memory that a warm step touches for the first time,
+kept: bytes of its state's vectors over bytes of the gradient. fresh: memory a warm step touches for the first time,
 from the process's own page faults, so that every allocator is seen. One worker of four, the others answered dry.
 """
 

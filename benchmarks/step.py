@@ -4,7 +4,7 @@
     python benchmarks/step.py --size 10M --workers 4 --links loopback,100mbit,10mbit --json step.json
 
 All contenders live in the same processes and take turns, a few steps each, round after round, so that what else the
-machine does meets all of them alike. Medians of one rank's step times, and their ratios to plain DDP and to no exchange.
+machine does meets all of them alike. Medians of one rank's step times, and their ratios to plain DDP and no exchange.
 Links are emulated in network namespaces (needs the rights of root); loopback is not shaped.
 """
 

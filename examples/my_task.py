@@ -1,7 +1,7 @@
 """A task of one's own for the lab, in ten lines: a wide net on the digits.
 
-    cd examples
-    thinwire compare --task my_task:make_task --workers 4 --link 100mbit --steps 60 --method DDP --method "AutoDAD()"
+cd examples
+thinwire compare --task my_task:make_task --workers 4 --link 100mbit --steps 60 --method DDP --method "AutoDAD()"
 """
 
 import torch

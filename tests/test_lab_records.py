@@ -19,6 +19,7 @@ from thinwire.lab.record import (
     read_steps,
     write_json,
 )
+from thinwire.lab.report import winner
 from thinwire.lab.summary import Records, Target, summarise
 from thinwire.plan import Network
 
@@ -157,7 +158,8 @@ def test_a_comparison_ends_in_a_sentence_that_says_who_won(tmp_path: Path) -> No
         "4.0 times sooner than plain DDP, 2.0 times sooner than DDP's fp16 hook, "
         "with 80 times fewer bytes a step than plain DDP."
     )
-    assert read_json(tmp_path / "summary.json")["winner"] == summary["winner"]
+    assert read_json(tmp_path / "summary.json")["winner"] == summary["winner"] == winner(tmp_path)
+    assert winner(tmp_path / "nowhere") == ""
     never = summary["methods"][3]  # type: ignore[index]
     assert never["seconds_to_target"] is None and never["method"] == "SignSGD()"
     needed = {"method", "validation", "train_loss", "steps", "seconds", "seconds_split", "payload_bytes", "wire_bytes"}

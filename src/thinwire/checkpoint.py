@@ -59,14 +59,14 @@ def load_state_dict(
         mine = [state for state in given if state["rank"] == rank]
         if not mine:
             raise CheckpointError(
-                f"this is the state of rank {given[0]['rank']}, and this is rank {rank}: every rank saves and loads its own"
+                f"this is the state of rank {given[0]['rank']}, this is rank {rank}: every rank saves and loads its own"
             )
         chosen = mine[:1]
     else:
         if sorted(state["rank"] for state in given) != list(range(of)):
             raise CheckpointError(
-                f"the run had {of} workers and this one has {world}: give load_state_dict the states of all {of} ranks, "
-                "as a list, or use handle.save(folder) and handle.load(folder), which see to it"
+                f"the run had {of} workers and this one has {world}: give load_state_dict the states of all {of} "
+                "ranks, as a list, or use handle.save(folder) and handle.load(folder), which see to it"
             )
         chosen = sorted((s for s in given if s["rank"] % world == rank), key=lambda s: s["rank"]) or given[:1]
     groups = [
@@ -97,7 +97,7 @@ def _group(
 
 
 def _check(state: Any, reducer: Reducer[Any, Any], buckets: Capture) -> None:
-    if not isinstance(state, dict) or not _KEYS <= state.keys():
+    if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise CheckpointError(
             "this is not a state that handle.state_dict() made, or only a part of one: take an earlier checkpoint"
         )
@@ -106,8 +106,8 @@ def _check(state: Any, reducer: Reducer[Any, Any], buckets: Capture) -> None:
     for what, here in (("method", repr(reducer)), ("grain", buckets.grain)):
         if state[what] != here:
             raise CheckpointError(
-                f"the checkpoint was made with {what} {state[what]}, this run has {here}: use the same, or start without the "
-                "checkpoint's method state (residuals not sent yet are lost then)"
+                f"the checkpoint was made with {what} {state[what]}, this run has {here}: use the same, or start "
+                "without the checkpoint's method state (residuals not sent yet are lost then)"
             )
 
 

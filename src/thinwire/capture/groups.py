@@ -105,7 +105,7 @@ def layout_of(names: list[str], parameters: dict[str, nn.Parameter]) -> Layout:
     unknown = [name for name in names if name not in parameters]
     if unknown:
         raise ValueError(
-            f"the checkpoint has the parameter {unknown[0]}, the model does not: load it into the model it was made with"
+            f"the checkpoint has the parameter {unknown[0]}, the model has not: load it into the one it was made with"
         )
     first = parameters[names[0]]
     return Layout(tuple(names), tuple(parameters[n].shape for n in names), first.dtype, first.device)

@@ -137,7 +137,8 @@ class Columns:
 
     def _columns(self, some: slice) -> Tensor:
         stride, padding, dilation, _ = self.geometry
-        return F.unfold(self.inputs[some], self.weight.shape[2:], dilation, padding, stride)
+        places = (tuple(dilation), tuple(padding), tuple(stride))
+        return F.unfold(self.inputs[some], tuple(self.weight.shape[2:]), *places)
 
 
 def convolution_parts(inputs: Tensor, deltas: Tensor, weight: Tensor, geometry: Geometry) -> Patches | Columns:
