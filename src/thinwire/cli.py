@@ -21,7 +21,7 @@ from thinwire.lab.compare import DEFAULT, conclude, keep_settings, prepare, run_
 from thinwire.lab.data import SOURCES, default_folder, fetch
 from thinwire.lab.launch import WorkerFailed, launch, leads
 from thinwire.lab.methods import split
-from thinwire.lab.report import find_runs, write_report
+from thinwire.lab.report import find_runs, winner, write_report
 from thinwire.lab.settings import choose_link, out_folder, settle
 from thinwire.lab.studies import STUDIES
 from thinwire.lab.summary import Records, summarise
@@ -290,7 +290,7 @@ def report(
 ) -> None:
     """One self-contained page with the curves, times, bytes and settings of runs."""
     page = out or folders[0] / "report.html"
-    write_report(find_runs(folders), page)
+    write_report(find_runs(folders), page, " ".join(filter(None, map(winner, folders))))
     console.print(f"Report: {page}", soft_wrap=True)
 
 

@@ -32,6 +32,14 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return found
 
 
+def winner(folder: Path) -> str:
+    """The sentence that a comparison ended with, if there was one here."""
+    try:
+        return str(json.loads((folder / "summary.json").read_text())["winner"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def write_report(runs: Sequence[Path], path: Path, lead: str = "") -> None:
     """Write the page for these runs; `lead` is the sentence at its head."""
     write_text(path, render([Records.read(folder) for folder in runs], lead))
