@@ -20,6 +20,10 @@ def reduce_all(spellings: list[str], grads: Tensor) -> dict[str, Tensor]:
     return results
 
 
+def train_all(spellings: list[str], steps: int) -> list[tuple[Tensor, float, float]]:
+    return [train(spelling, steps) for spelling in spellings]
+
+
 def train(spelling: str, steps: int) -> tuple[Tensor, float, float]:
     """The weights after `steps` of DDP, the last loss, and the density of the last step."""
     torch.manual_seed(0)

@@ -69,11 +69,10 @@ def test_no_rule_loses_a_block(shares, data):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_workers_look_at_every_partition_in_turn(workers):
-    method, numel = ExDyna(0.5, blocks=40), 700
+    method, numel = ExDyna(0.5, control="official", blocks=40), 700  # without slots: all that is seen is picked
     state, x = method.init(layout_of((numel,))), torch.ones(numel)
     method.prepare(state, workers)
     state.control.set(0.5)
-    state.fullest = float(numel)  # slots enough to see all of a partition
     looked = []
     for step in range(workers):
         state.step = step
@@ -187,9 +186,8 @@ def test_the_density_is_met_from_any_scale_and_after_jumps(density, workers):
     for start in (0, 260, 520):
         part = ratios[start : start + 260]
         assert abs(twenty(part)[80] - 1) <= 0.1  # the mean of the steps up to the hundredth
-        assert abs(part[200:].mean() - 1) <= 0.03
-        if density >= 0.01:  # a mean of 20 counts of 100 is off by more than this by chance alone
-            assert (twenty(part)[181:] - 1).abs().max() <= 0.03
+        assert (twenty(part)[181:] - 1).abs().max() <= 0.03  # by chance alone it would be off by more: k may be 100
+        assert abs(part[200:].mean() - 1) <= 0.01
 
 
 @pytest.mark.parametrize("workers", [4, 16])
@@ -215,7 +213,7 @@ def test_many_workers_are_simulated_as_threads_run_them():
 
 def test_a_jump_cannot_flood_the_wire():
     ratios, _ = track(ExDyna(0.01), 4, [1.0] * 100 + [1000.0] * 20)
-    assert ratios[100:].max() < 1.6  # of 100, without slots
+    assert ratios.max() < 1.05  # of 100, without slots
     published, _ = track(ExDyna.official(0.01), 4, [1e-3] * 100 + [1.0] * 20)
     assert published[100:].max() > 20
 
@@ -251,6 +249,13 @@ def test_zeros_for_long_and_then_gradients(control):
     ratios = torch.tensor([ranks.step(stream()).numel() / 32 for _ in range(120)])
     if control == "fast":
         assert ratios.max() < 4 and abs(ratios[60:].mean() - 1) < 0.1
+
+
+def test_batches_of_unlike_scale_do_not_shake_the_density():
+    scales = (0.4 * torch.randn(400, generator=torch.Generator().manual_seed(1))).exp().tolist()
+    ratios, ranks = track(ExDyna(0.01), 4, scales, numel=50_000)
+    assert (twenty(ratios)[181:] - 1).abs().max() <= 0.05 and abs(ratios[200:].mean() - 1) <= 0.02
+    assert ratios.max() < 1.05 and ranks.state.control.margin > 1.05
 
 
 def test_fewer_values_than_wanted_are_all_sent():
@@ -289,14 +294,14 @@ def test_picks_are_exclusive_and_at_their_threshold(topology):
     method, workers, numel = ExDyna(0.05, topology=topology, control=control), 3, 2000
     state, x = method.init(layout_of((numel,))), gradients(1, workers, numel)[0]
     method.prepare(state, workers)
-    state.control.set(2.0)
+    state.control.set(2.3)
     reports = [method.pick(x[rank], state, rank) for rank in range(workers)]
     union = method.union(state, reports)
     assert torch.equal(union, torch.unique(union)) and union.numel() == sum(r.index.numel() for r in reports)
     edges = partitions.bounds(method._blocks(numel, workers), state.shares)
     for rank, report in enumerate(reports):
         own = torch.arange(edges[rank], edges[rank + 1])
-        assert torch.equal(report.index.long(), own[x[rank, own].abs() >= 2.0])
+        assert torch.equal(report.index.long(), own[x[rank, own].abs() >= 2.3])
 
 
 def test_over_full_workers_keep_their_largest():
@@ -410,6 +415,7 @@ def test_metrics():
     sent, inner = int((ran.out[-1] != 0).sum()), ran.states[0].inner
     assert told["picks"] == sent and told["build_up"] == sent / 100
     assert told["imbalance"] == workers * max(inner.picks) / sent and 1 <= told["imbalance"] <= workers
+    assert 1 <= told["load_imbalance"] <= workers
     assert told["threshold"] == inner.control.threshold and told["block_moves"] == inner.moved >= 0
     dense = ErrorFeedback(ExDyna(1.0))
     assert dense.metrics(run(dense, grads[:1]).states[0])["picks"] == 5000

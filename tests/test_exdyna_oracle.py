@@ -20,6 +20,7 @@ class Oracle:
         self.n, self.ng, self.k = workers, numel, min(numel, max(1, math.floor(method.density * numel + 1e-9)))
         self.residuals = [[0.0] * numel for _ in range(workers)]
         self.t, self.delta, self.reach, self.trend, self.lost = 0, None, 0.1, 0.0, False
+        self.margin = 1.0
         self.fullest, self.loads = 0.0, None
         if self.topology == "static":
             self.size, self.blocks = 1, numel
@@ -48,6 +49,8 @@ class Oracle:
 
     def most(self):
         fair = self.k / self.n
+        if self.topology != "static":
+            return math.ceil(1.02 * fair)
         expected = max(fair, self.fullest) if self.fullest else 2 * fair
         return math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2
 
@@ -92,7 +95,7 @@ class Oracle:
 
         by_part = [above[(part - self.t) % self.n] for part in range(self.n)]
         rule = {"recut": self.recut, "pairwise": self.pairwise, "official": self.neighbours, "static": lambda *_: None}
-        if self.control == "official" or sum(by_part) <= 3 * self.k:
+        if self.control == "official" or sum(by_part) <= 3 * self.k * self.margin:
             self.fullest = max(by_part) * self.k / sum(by_part) if sum(by_part) else 0.0
             rule[self.topology](by_part, chosen)
         sent = sum(map(len, chosen))
@@ -121,8 +124,10 @@ class Oracle:
         if measured > 0:
             self.lost, self.trend, self.delta = False, 0.0, measured
             return
-        self.lost = above > 3 * (1 + 4 / math.sqrt(self.k)) * self.k
-        error = min(sent / self.k - 1, 1.0)
+        wanted = self.k * self.margin
+        self.lost = above > 3 * (1 + 4 / math.sqrt(self.k)) * wanted
+        error = min(above / wanted - 1, 1.0)
+        self.margin = min(max(self.margin * math.exp(0.2 * (1 - sent / self.k)), 1.0), 10.0)
         self.trend = min(max(self.trend + min(0.25, 0.8 / self.n) * error, -1.0), 1.0)
         self.delta *= math.exp((0.8 * error + self.trend) * self.reach / math.log(2))
 
@@ -150,6 +155,13 @@ class Oracle:
         for mine in chosen:
             for i in mine:
                 counts[min(i // self.size, self.blocks - 1)] += 1
+        first = 0
+        for share, load in zip(self.shares, by_part):
+            blocks = range(first, first + share)
+            factor = load / max(1, sum(counts[b] for b in blocks))
+            for b in blocks:
+                counts[b] = counts[b] * factor
+            first += share
         self.smooth(counts)
         total = 0.0
         sums = [0.0] + [total := total + load for load in self.loads]

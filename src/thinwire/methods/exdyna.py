@@ -12,10 +12,10 @@ A step, on worker r of n:
 4. all workers average their values at all picks: no index appears twice, so nothing builds up;
 5. from the counts, which all have seen, blocks move and the threshold is scaled (`thresholds`).
 
-What differs from the code that was read: indices travel in slots of a fixed number, which makes a step two
-collectives and keeps a sudden jump of the gradients from flooding the wire (a worker with more picks than slots
-sends its largest); boundaries are cut where the loads of blocks are equal; the threshold starts from a measured
-quantile and is scaled by how steeply the count depends on it.
+What differs from the code that was read: a worker has slots for its fair share of indices and sends its largest, so
+that a message has a size that all know, a step is two collectives, and neither a jump of the gradients nor a batch
+with large ones floods the wire; the threshold starts from a measured quantile, is scaled by how steeply the count
+depends on it, and lies low enough to fill the slots; boundaries are cut where the loads of blocks are equal.
 """
 
 import math
@@ -36,6 +36,7 @@ from thinwire.reducer import Layout, Reducer, check_density, count
 
 TOPOLOGIES = ("recut", "pairwise", "official", "static")
 CONTROLS = ("fast", "official")
+SPARE = 1.02  # slots for each pick that is wanted
 REPORT = 24  # bytes before a worker's indices: two counts and a magnitude
 
 
@@ -158,7 +159,8 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         state.picks = [report.index.numel() for report in reports]
         loads = [reports[(part - state.step) % len(reports)].above for part in range(len(reports))]
         total, before = sum(loads), state.shares
-        if self._as_published or total <= thresholds.LOST * state.target:  # a flood tells nothing about the loads
+        flood = thresholds.LOST * state.target * state.control.margin  # tells nothing about the loads
+        if self._as_published or total <= flood:
             state.fullest = max(loads) * state.target / total if total else 0.0
             self._rebalance(state, loads, index)
         state.moved = partitions.moves(before, state.shares)
@@ -180,8 +182,14 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         return partitions.bounds(self._blocks(state.numel, len(state.shares)), state.shares)
 
     def _most(self, state: ExDynaState) -> int:
-        """How many picks a worker may send: what the fullest partition should have, and what chance adds to it."""
+        """How many picks a worker may send.
+
+        Little more than its fair share, which then all workers send at every step, because partitions follow the
+        load. Where they do not, what the fullest should have, and what chance adds to it.
+        """
         fair = state.target / len(state.shares)
+        if self.topology != "static":
+            return math.ceil(SPARE * fair)
         expected = max(fair, state.fullest) if state.fullest else 2 * fair
         return math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2
 
@@ -207,7 +215,9 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
             state.loads = partitions.smoothed(state.loads, loads)
             state.shares, state.loads = partitions.move_pairwise(state.shares, state.loads)
         elif self.topology == "recut":
-            state.loads = partitions.smoothed(state.loads, blocks.loads(index))
+            # What did not fit into the slots is missing in the index, but not in the load of its partition.
+            seen = partitions.scaled(blocks.loads(index), state.shares, loads)
+            state.loads = partitions.smoothed(state.loads, seen)
             state.shares = partitions.recut(state.shares, state.loads)
         elif self.topology == "official":
             state.shares = partitions.move_as_published(state.shares, loads, blocks)
@@ -227,6 +237,7 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         return {
             "build_up": sent / max(1, state.target),
             "imbalance": workers * most / sent if state.picks and sent else 1.0,
+            "load_imbalance": workers * state.fullest / state.target if state.picks and state.fullest else 1.0,
             "threshold": state.control.threshold or 0.0,
             "picks": sent,
             "block_moves": state.moved,

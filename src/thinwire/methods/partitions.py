@@ -8,6 +8,7 @@ A partition is known by its share: how many blocks it has. Partition j begins wh
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -70,7 +71,14 @@ def bounds(blocks: Blocks, shares: list[int]) -> list[int]:
     return [blocks.start(block) for block in (0, *accumulate(shares))]
 
 
-def smoothed(loads: list[float], seen: list[int]) -> list[float]:
+def scaled(counts: list[int], shares: list[int], loads: list[int]) -> list[float]:
+    """Counts of blocks, blown up so that in each partition they add up to its load."""
+    edges = [0, *accumulate(shares)]
+    factors = [load / max(1, sum(counts[a:b])) for load, (a, b) in zip(loads, pairwise(edges), strict=True)]
+    return [count * factor for factor, (a, b) in zip(factors, pairwise(edges)) for count in counts[a:b]]
+
+
+def smoothed(loads: list[float], seen: Sequence[float]) -> list[float]:
     """The running mean of a load, which begins with the first one seen."""
     if not loads:
         return [float(count) for count in seen]

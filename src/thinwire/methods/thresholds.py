@@ -14,8 +14,9 @@ LOWEST, HIGHEST = 1e-30, 1e30
 # Shares of the error that are made good at once, and, by a trend that goes on, later. Between two looks of a worker
 # at one entry pass as many steps as there are workers; a trend that learns faster than that swings.
 AT_ONCE, LATER, LATER_IN_ALL = 0.8, 0.25, 0.8
-STEADY = 0.3  # how fast the reach follows what is counted
-LOST = 3.0  # off by more than this factor, scaling gives up and measures
+REACH_LEARNS, MARGIN_LEARNS = 0.3, 0.2  # how fast they follow what is counted
+WIDEST_MARGIN = 10.0
+LOST = 3.0  # when more than this factor too many are above, scaling gives up and measures
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Control:
     threshold: float | None = memory.shared(None, degree=1)  # None until it is measured
     reach: float = memory.shared(0.1)  # half of the entries above the threshold are below e^reach times it
     trend: float = memory.shared(0.0)  # by how many reaches the threshold should move each step
+    margin: float = memory.shared(1.0)  # how many times the target must be above, so that the target is sent
     lost: bool = memory.shared(False)  # whether the workers should measure at the next step
 
     def set(self, threshold: float) -> None:
@@ -49,18 +51,23 @@ def scale_fast(control: Control, seen: Counted, target: int, workers: int) -> No
     steepness is counted: `reach` is the logarithmic width in which half of the entries lie, and all steps are
     taken in reaches. The trend takes over what never ends by itself: for hundreds of steps residuals grow, or,
     after gradients have shrunk, are used up.
+
+    Where slots cut off the peaks, as many entries must be above the threshold that slots are full on most steps:
+    the margin grows until the target is sent on average. No control that acts a step later could make good what
+    one batch with larger gradients than the last adds or takes away.
     """
     assert control.threshold is not None
     halvings = math.log2((seen.above + 1) / (seen.far_above + 1))
-    control.reach *= min(max(1 / max(halvings, 1e-9), 0.25), 4.0) ** STEADY
+    control.reach *= min(max(1 / max(halvings, 1e-9), 0.25), 4.0) ** REACH_LEARNS
     control.reach = min(max(control.reach, 1e-4), 1.0)
 
     if seen.measured > 0:
         control.lost, control.trend = False, 0.0
         return control.set(seen.measured)
-    chance = 4 / math.sqrt(target)
-    control.lost = seen.above > LOST * (1 + chance) * target
-    error = min(seen.sent / target - 1, 1.0)
+    wanted, chance = target * control.margin, 4 / math.sqrt(target)
+    control.lost = seen.above > LOST * (1 + chance) * wanted
+    error = min(seen.above / wanted - 1, 1.0)
+    control.margin = min(max(control.margin * math.exp(MARGIN_LEARNS * (1 - seen.sent / target)), 1.0), WIDEST_MARGIN)
     control.trend = min(max(control.trend + min(LATER, LATER_IN_ALL / workers) * error, -1.0), 1.0)
     steps = AT_ONCE * error + control.trend
     control.set(control.threshold * math.exp(steps * control.reach / math.log(2)))
