@@ -58,7 +58,7 @@ def worker(order: dict[str, Any], out: Path) -> None:
                 optimizer.step()
                 if round_:
                     times[method].append(time.perf_counter() - begin)
-            costs[method] = wrapped.metrics()
+                costs[method] = wrapped.metrics()  # of all since it was last asked: of this step
     if rank == 0:
         out.write_text(json.dumps({"times": times, "costs": costs}))
     dist.barrier()
