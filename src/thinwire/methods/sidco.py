@@ -6,7 +6,8 @@ works tensor by tensor: here that is grain "tensor".
 
 The first stage fits all magnitudes and keeps a quarter; each later one fits what exceeds the threshold so far,
 where the tail looks more like the model. Every fifth step a stage is added if too few entries passed, or dropped
-if too many did. Thresholds are each worker's own, so choices overlap and traffic grows with the workers.
+if too many did: with one stage there is no remedy for too many. Thresholds are each worker's own, so choices overlap
+and traffic grows with the workers.
 """
 
 import math
