@@ -22,6 +22,7 @@ class Ranks:
         self.method, self.workers = method, workers
         self.state = method.init(layout)
         self.residuals = torch.zeros(workers, numel)
+        self.values = torch.zeros(0)  # the means that were sent at the last step
         self.ledger = Ledger(workers)
 
     def step(self, gradients: Tensor) -> Tensor:
@@ -38,6 +39,7 @@ class Ranks:
         reports = [method.pick(x[rank], state, rank) for rank in range(self.workers)]
         index = method.union(state, reports)
         self.ledger.enter_bytes("all_mean", index.numel() * x.element_size())
+        self.values = x[:, index.long()].mean(0)
         x[:, index.long()] = 0
         method.learn(state, reports, index)
         return index

@@ -1,0 +1,75 @@
+"""Whether ExDyna meets its density while something is trained: a CNN on the digits, a transformer on Python's library.
+
+    python benchmarks/exdyna_training.py [--workers 4] [--steps 500] [--densities 0.1 0.01 0.001]
+
+All workers in one process (`thinwire.lab.ranks`), SGD with momentum. Deviations from the target: of the mean of 20
+steps at step 100, of the worst mean of 20 from step 200 on, of the mean from step 200 on; the highest single step;
+and the loss. Batches differ in scale here, and late on the digits by orders of magnitude, because the CNN comes to
+know them by heart: the loss beside the figures says when.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from thinwire.lab.ranks import Ranks
+from thinwire.lab.tasks import Task, load_task
+from thinwire.methods.exdyna import ExDyna
+
+
+def gradient(model: nn.Module, task: Task, step: int, rank: int, workers: int) -> tuple[torch.Tensor, float]:
+    inputs, targets = task.data.train(0, step, rank, workers, task.batch)
+    model.zero_grad()
+    loss = task.loss(model(inputs), targets)
+    loss.backward()
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([part.flatten() for part in parts]), float(loss.detach())
+
+
+def train(task: Task, density: float, workers: int, steps: int) -> None:
+    torch.manual_seed(0)
+    model = task.model()
+    parameters = list(model.parameters())
+    numel = sum(p.numel() for p in parameters)
+    ranks, target = Ranks(ExDyna(density), workers, numel), int(density * numel + 1e-9)
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    found, losses = [], []
+    for step in range(steps):
+        told = [gradient(model, task, step, rank, workers) for rank in range(workers)]
+        index = ranks.step(torch.stack([g for g, _ in told]))
+        found.append(index.numel() / target)
+        losses.append(sum(loss for _, loss in told) / workers)
+        mean = torch.zeros(numel)
+        mean[index.long()] = ranks.values
+        for p, part in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
+            p.grad = part.view_as(p)
+        optimizer.step()
+    ratios = torch.tensor(found)
+    means = ratios.unfold(0, 20, 1).mean(1) - 1
+    label = f"{task.name}, {numel} entries, {workers} workers, {density} (k = {target})"
+    print(f"{label:60s}{float(means[80].abs()):10.3f}{float(means[181:].abs().max()):10.3f}", end="")
+    print(f"{float((ratios[200:].mean() - 1).abs()):10.4f}{float(ratios.max()):10.2f}", end="")
+    print(f"   {losses[0]:.3f} to {sum(losses[-20:]) / 20:.3f}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--densities", type=float, nargs="+", default=[0.1, 0.01, 0.001])
+    parser.add_argument("--tasks", nargs="+", default=["digits/cnn", "stdlib/0.8M"])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'':60s}{'at 100':>10s}{'20 steps':>10s}{'mean':>10s}{'highest':>10s}   loss")
+    for name in args.tasks:
+        task = load_task(*name.split("/"), Path("data"))
+        for density in args.densities:
+            train(task, density, args.workers, args.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
