@@ -1,8 +1,11 @@
 """Cases of local steps that run alike on threads (`crew`) and in processes: each takes the worker it runs on."""
 
 import io
+import os
+import signal
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -193,6 +196,24 @@ def load_midway(comm: Comm, folder: str, spelling: str, every: int, steps: int, 
         step(model, optimizer, batch)
     handle.detach()
     return {"change": change, "unsent": left, "end": flat(model), "mean": model[1].running_mean.clone()}
+
+
+def until_killed(folder: str, spelling: str, every: int, steps: int, save_at: int, die_at: int | None) -> Tensor:
+    """Train from what `folder` holds, if anything, and save into it on the way; rank 1 may die without a word."""
+    rank = dist.get_rank()
+    model = net(norm=True)
+    optimizer = adamw(model)
+    handle = thinwire.local(model, optimizer, thinwire.parse(spelling), every)
+    start = save_at if Path(folder).exists() else 0
+    if start:
+        handle.load(folder)
+    for number, batch in list(enumerate(batches(steps, rank)))[start:]:
+        if number == die_at and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(model, optimizer, batch)
+        if number + 1 == save_at:
+            handle.save(folder)
+    return torch.cat([flat(model), model[1].running_mean])
 
 
 def error_of(work: Any) -> str:

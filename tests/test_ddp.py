@@ -1,4 +1,4 @@
-"""Real DDP, real gloo processes. Starting them costs seconds, so each launch runs many cases."""
+"""Real DDP, real gloo processes."""
 
 from functools import cache
 from typing import Any
@@ -91,10 +91,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     straight.mkdir()
     broken.mkdir()
     arguments = {"spelling": FEEDBACK, "grain": "model", "steps": 9}
-    expected = launch(2, "ddp_cases:until_killed", folder=str(straight), die_at=None, **arguments)
+    expected = launch(2, "ddp_cases:until_killed", folder=str(straight), die_at=None, fresh=True, **arguments)
     with pytest.raises(AssertionError, match=r"exitcode\s*: -9"):
-        launch(2, "ddp_cases:until_killed", folder=str(broken), die_at=7, **arguments)
-    found = launch(2, "ddp_cases:until_killed", folder=str(broken), die_at=None, **arguments)
+        launch(2, "ddp_cases:until_killed", folder=str(broken), die_at=7, fresh=True, **arguments)
+    found = launch(2, "ddp_cases:until_killed", folder=str(broken), die_at=None, fresh=True, **arguments)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 

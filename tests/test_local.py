@@ -56,12 +56,8 @@ def test_laws_in_one_process(fragments):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_real_processes(world, tmp_path, monkeypatch):
-    """Everything that processes do, in one set of them: starting them is what takes time."""
-    monkeypatch.setenv("THINWIRE_KERNELS", "reference")  # starts sooner; the same bits
-    # Between them, the three numbers of workers see every method with either number of fragments.
-    turns = [(spelling, fragments) for spelling in METHODS for fragments in FRAGMENT_ENDS]
-    chosen = turns[world % 3 :: 3]
+def test_real_processes(world):
+    chosen = [(spelling, fragments) for spelling in METHODS for fragments in FRAGMENT_ENDS]
     calls: list[tuple[str, dict[str, Any]]] = [
         ("laws", {"spelling": spelling, "fragments": fragments}) for spelling, fragments in chosen
     ]
@@ -70,7 +66,6 @@ def test_real_processes(world, tmp_path, monkeypatch):
         ("average_twin", {"optimizer": "AdamW"}),
         ("equals_ddp", {}),
         ("overlapped", {"delay": 2}),
-        ("save_midway", {"folder": str(tmp_path), "spelling": FEEDBACK, "every": 4, "steps": 6}),
         ("disagreements", {}),
     ]
     calls += [("two_levels", {})] if world == 4 else []
@@ -99,13 +94,17 @@ def test_real_processes(world, tmp_path, monkeypatch):
             assert torch.equal(c, d)
             assert torch.equal(a, c) == (number % 3 == 0)
         assert all("nothing left to exchange" in rank["refused"] for rank in by_name["two_levels"])
-    if world == 2:  # these processes are gone; others go on from what they left on disk
-        arguments = {"folder": str(tmp_path), "spelling": FEEDBACK, "every": 4, "steps": 6}
-        resumed = launch(2, "local_cases:many", calls=[("load_midway", arguments)])
-        for straight, (again,) in zip(by_name["save_midway"], resumed, strict=True):
-            assert not isinstance(again, str), again
-            for key in straight:
-                assert torch.equal(straight[key], again[key]), key
+
+
+def test_a_worker_killed_between_two_exchanges_goes_on_to_the_same_bits(tmp_path):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    arguments: dict[str, Any] = {"spelling": FEEDBACK, "every": 4, "steps": 12, "save_at": 6, "fresh": True}
+    expected = launch(2, "local_cases:until_killed", folder=str(straight), die_at=None, **arguments)
+    with pytest.raises(AssertionError, match=r"exitcode\s*: -9"):
+        launch(2, "local_cases:until_killed", folder=str(broken), die_at=7, **arguments)
+    found = launch(2, "local_cases:until_killed", folder=str(broken), die_at=None, **arguments)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
 
 
 def check_disagreements(heard: dict[str, str]) -> None:
