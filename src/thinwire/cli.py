@@ -1,5 +1,7 @@
 """The command line: `thinwire train | compare | study | plan | probe | report | methods | data`."""
 
+import math
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -23,7 +25,7 @@ from thinwire.lab.launch import WorkerFailed, launch, leads
 from thinwire.lab.methods import split
 from thinwire.lab.report import find_runs, winner, write_report
 from thinwire.lab.settings import choose_link, out_folder, settle
-from thinwire.lab.studies import STUDIES
+from thinwire.lab.studies import STUDIES, asked_cells
 from thinwire.lab.summary import Records, summarise
 from thinwire.lab.tasks import TASKS, load_object, load_task
 from thinwire.reducer import Moments
@@ -166,17 +168,29 @@ def _links(network: planner.Network | None, emulated: bool) -> planner.Network |
 
 
 @app.command(
-    epilog="Examples:\n\nthinwire study sparse --quick\n\nthinwire study exdyna --task cifar10 --model resnet8"
+    epilog="Examples:\n\nthinwire study sparse --quick\n\nthinwire study exdyna --task cifar10 --model resnet8\n\n"
+    'thinwire study frontier --task stdlib --workers 4 --rehearse --seeds 3 --method "Dense() every 50"'
 )
 def study(
     name: Annotated[str, typer.Argument(help=f"{', '.join(STUDIES)}")],
     quick: Annotated[bool, typer.Option("--quick", help="a small grid, in minutes")] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="workers are threads, a run for each core at once: no times, all else")
+    ] = False,
+    method: o.Methods = None,
+    rates: Annotated[str, typer.Option(help="with --method: factors of the learning rate to choose from")] = "1",
+    seeds: Annotated[int, typer.Option(help="with --method: how many")] = 1,
     task: o.Task = "digits",
     model: o.Model = None,
     workers: o.Workers = 2,
     steps: o.Steps = None,
     batch: o.Batch = None,
+    optimizer: o.Optimizer = None,
+    lr: o.Rate = None,
+    momentum: o.Momentum = 0.9,
+    weight_decay: o.Decay = 0.0,
     schedule: o.Schedule = "constant",
+    evaluate_every: o.Evaluate = None,
     link: o.Link = None,
     data: o.Data = None,
     out: o.Out = None,
@@ -185,21 +199,40 @@ def study(
     chosen = STUDIES.get(name)
     if chosen is None:
         raise LabError(f"there is no study {name!r}: take {', '.join(STUDIES)}")
+    if method and name != "frontier":
+        raise LabError(f"the study {name} has methods of its own: --method goes with frontier")
+    if rehearse and link:
+        raise LabError("a rehearsal has no link, since its workers are threads: leave out one of the two")
     network, emulated = choose_link(link, None, workers, say)
-    options = _without(locals(), "name", "quick", "out", "chosen", "network", "emulated")
+    apart = ("name", "quick", "rehearse", "method", "rates", "seeds", "out", "chosen", "network", "emulated")
+    options = _without(locals(), *apart, "apart")
     options |= {"data": data or default_folder(), "steps": 150 if quick and not steps else steps}
-    cells = chosen.cells(settle(method="Dense()", **options), quick)
+    base = settle(method="Dense()", **options)
+    cells = asked_cells(base, method, _factors(rates), range(seeds)) if method else chosen.cells(base, quick)
     folder = out_folder(out or Path("runs", f"study-{name}-{task}{'-quick' if quick else ''}"), "study", task)
     say(f"{len(cells)} cells: {chosen.about}. Those that {folder} holds already are kept.")
     with show.progress(console) as on_step:
-        failed = studies.run_study(cells, folder, _links(network, emulated), on_step)
+        if rehearse:
+            failed = studies.rehearse_study(cells, folder, os.cpu_count() or 1, on_step)
+        else:
+            failed = studies.run_study(cells, folder, _links(network, emulated), on_step)
     found, said = studies.conclude(chosen, cells, folder, failed)
-    console.print(show.rows(studies.table_head(found), [studies.table_row(result) for result in found]))
+    console.print(show.rows(studies.table_head(found), studies.table_rows(found)))
     for text in failed.values():
         notes.print(text, style="red", soft_wrap=True)
     for line in said:
         console.print(line, soft_wrap=True)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+
+
+def _factors(text: str) -> list[float]:
+    try:
+        factors = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise LabError(f"--rates are numbers with commas between them, 1,0.3,3, not {text}") from error
+    if not all(0 < factor < math.inf for factor in factors):
+        raise LabError(f"--rates must be above 0, not {text}")
+    return factors
 
 
 @app.command(
@@ -229,7 +262,7 @@ def plan(
         raise LabError(f"{model} returned a {type(net).__name__}: it must return a torch.nn.Module")
     layout = planner.layout_of(net)
     spelled = method or [m for m in DEFAULT if not m.startswith("DDP")]
-    wanted = [(parse(text), steps) for text, steps in map(split, spelled)]
+    wanted = [(parse(timed.reducer), timed.every) for timed in map(split, spelled)]
     wanted += [(reducer, steps) for reducer, _ in wanted if reducer.wants is torch.Tensor for steps in every or ()]
     if method is None:  # what depends on how samples differ cannot be told from a model's shape
         wanted = [(reducer, steps) for reducer, steps in wanted if reducer.wants is not Moments]

@@ -17,10 +17,11 @@ from thinwire import kernels
 from thinwire.agree import Disagreement
 from thinwire.capture.changes import Changes
 from thinwire.capture.costs import Costs, opened
+from thinwire.capture.groups import Group
 from thinwire.lane import Lane
 from thinwire.reducer import MethodWarning
 
-_ASKED = ("steps", "exchange", "finishing", "edited", "finite", "anchor", "optimizer")  # in a roll call
+_ASKED = ("steps", "exchange", "finishing", "idle", "edited", "finite", "anchor", "optimizer")  # in a roll call
 ROLL_CALL = 8 * len(_ASKED)  # bytes, without a word for each buffer
 
 
@@ -35,6 +36,7 @@ class Flight(Costs):
     fine: bool = True  # every worker's change was finite
     latest: int = 0  # the steps of the worker that has taken most
     everyone_finishes: bool = False
+    idle: bool = False  # all of them have come to finish, with nothing that has changed
     done: Future[Tensor] = field(default_factory=Future)
 
 
@@ -60,6 +62,7 @@ class Rounds:
                 "steps": step,
                 "exchange": changes.step,
                 "finishing": finishing,
+                "idle": finishing and all(map(_unmoved, groups, vectors)) and not any(changed.values()),
                 "edited": bool(changes.edited),
                 "finite": all(map(kernels.finite, vectors)) and all(bool(t.isfinite().all()) for t in states),
                 "anchor": changes.mark(fragment),
@@ -75,7 +78,7 @@ class Rounds:
         def work() -> Tensor:
             with flight.timed("select"):
                 anywhere = self._roll_call(flight, mine, list(changed.values()))
-                if flight.fine:
+                if flight.fine and not flight.idle:
                     for group, vector in zip(groups, vectors, strict=True):
                         changes.reduce(group, vector)
                     moved = {name: b for (name, b), is_ in zip(buffers.items(), anywhere, strict=True) if is_}
@@ -103,7 +106,7 @@ class Rounds:
         if any(told["edited"]):
             raise Disagreement(_edited([rank for rank, edited in enumerate(told["edited"]) if edited]))
         flight.fine, flight.everyone_finishes = all(told["finite"]), all(told["finishing"])
-        flight.latest = max(told["steps"])
+        flight.idle, flight.latest = all(told["idle"]), max(told["steps"])
         return [any(column) for column in columns[len(_ASKED) :]]
 
     @torch.no_grad()
@@ -161,6 +164,10 @@ class Rounds:
         if saved is not None:
             self.flight = Flight(opened(self.changes.comm.ledger), **saved)
             self.flight.done.set_result(torch.empty(0))
+
+
+def _unmoved(group: Group, vector: Tensor) -> bool:
+    return torch.equal(vector, group.state.anchor.to(group.state.dtype))
 
 
 def _lost(what: str, values: list[int]) -> str:

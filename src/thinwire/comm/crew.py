@@ -56,22 +56,39 @@ class CrewComm:
         return None if source is None else everyone[source]
 
 
-def crew(world: int, work: Callable[[CrewComm], Result], timeout: float = 60) -> list[Result]:
-    """Run `work` on `world` workers at once; what each returned, by rank."""
-    table: list[Any] = [None] * world
-    barrier = threading.Barrier(world, timeout=timeout)
+class Crew:
+    """`world` workers, each a thread, that do one thing together after another."""
 
-    def member(rank: int) -> Result:
+    def __init__(self, world: int, timeout: float = 60):
+        table: list[Any] = [None] * world
+        self.barrier = threading.Barrier(world, timeout=timeout)
+        self.comms = [CrewComm(rank, table, self.barrier) for rank in range(world)]
+        self.pool = ThreadPoolExecutor(world)
+
+    def run(self, work: Callable[[CrewComm], Result]) -> list[Result]:
+        """What each of them returned, by rank. A worker that fails ends the others' waiting, and the crew."""
+        jobs = [self.pool.submit(self._member, work, comm) for comm in self.comms]
+        errors = [job.exception() for job in jobs]
+        # A worker that failed by itself explains more than those whose barrier broke because of it.
+        for error in sorted(filter(None, errors), key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+            raise error
+        return [job.result() for job in jobs]
+
+    def _member(self, work: Callable[[CrewComm], Result], comm: CrewComm) -> Result:
         try:
-            return work(CrewComm(rank, table, barrier))
+            return work(comm)
         except BaseException:
-            barrier.abort()  # or the others would wait for ever
+            self.barrier.abort()  # or the others would wait for ever
             raise
 
-    with ThreadPoolExecutor(world) as pool:
-        jobs = [pool.submit(member, rank) for rank in range(world)]
-    errors = [job.exception() for job in jobs]
-    # A worker that failed by itself explains more than those whose barrier broke because of it.
-    for error in sorted(filter(None, errors), key=lambda e: isinstance(e, threading.BrokenBarrierError)):
-        raise error
-    return [job.result() for job in jobs]
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+
+
+def crew(world: int, work: Callable[[CrewComm], Result], timeout: float = 60) -> list[Result]:
+    """Run `work` on `world` workers at once; what each returned, by rank."""
+    with Crew(world, timeout) as everyone:
+        return everyone.run(work)

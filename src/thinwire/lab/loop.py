@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.lab import LabError
@@ -87,13 +87,21 @@ def rate_at(step: int, run: Run) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, run.steps - warm))
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, task: Task, device: torch.device, split: str = "validation") -> dict[str, float]:
     """Loss and accuracy on held-out data, every worker a share of it."""
-    rank, world = dist.get_rank(), dist.get_world_size()
+    world = dist.get_world_size()
     average_buffers(model, world)
+    total = judge(model, task, device, split, share=(dist.get_rank(), world))
+    dist.all_reduce(total)
+    return told(total, split)
+
+
+@torch.no_grad()
+def judge(model: nn.Module, task: Task, device: torch.device, split: str, share: tuple[int, int] = (0, 1)) -> Tensor:
+    """Loss, right answers and answers over one worker's share of the held-out data: (which, of how many)."""
+    rank, world = share
     model.eval()
-    total = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right answers, answers
+    total = torch.zeros(3, dtype=torch.float64, device=device)
     for number, (x, y) in enumerate(task.data.held_out(split)):
         if number % world == rank:
             x, y = x.to(device), y.to(device)
@@ -101,7 +109,10 @@ def evaluate(model: nn.Module, task: Task, device: torch.device, split: str = "v
             right = (outputs.argmax(-1) == y).sum() if outputs.dim() > 1 and not y.is_floating_point() else 0
             total += torch.tensor([task.loss(outputs, y).item() * y.numel(), float(right), y.numel()], device=device)
     model.train()
-    dist.all_reduce(total)
+    return total
+
+
+def told(total: Tensor, split: str) -> dict[str, float]:
     loss, right, count = total.tolist()
     return {f"{split}_loss": loss / count, f"{split}_accuracy": right / count}
 

@@ -1,7 +1,8 @@
 """What a run can be told to exchange with: a reducer's spelling, or one of the baselines beside them.
 
 `ErrorFeedback(TopK(0.01))` exchanges gradients at every step; `ErrorFeedback(TopK(0.1)) every 10` exchanges what ten
-local steps have changed.
+local steps have changed, and `Dense() every 50 outer 0.7 0.9` follows the mean change with DiLoCo's outer step: a
+learning rate of 0.7 and a Nesterov momentum of 0.9.
 """
 
 import copy
@@ -10,7 +11,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,34 +24,50 @@ from thinwire.comm.base import MESSAGES, WIRE
 from thinwire.ddp import Handle, handle, wrap
 from thinwire.lab import LabError
 from thinwire.lab.record import Run
-from thinwire.local import local
+from thinwire.local import PLAIN, Outer, local
 from thinwire.plan import FRAMING
 from thinwire.spelling import parse, spell
 
 # Plain DDP, DDP with its fp16 hook, and DDP that exchanges nothing: the floor of every step time.
-_EVERY = re.compile(r"(.*\S)\s+every\s+([1-9]\d*)")
+_EVERY = re.compile(r"(.*\S)\s+every\s+([1-9]\d*)(?:\s+outer\s+(\S+)\s+(\S+))?")
 BASELINES = {"DDP": 4, "DDP-fp16": 2, "no-exchange": 0}  # bytes an entry
 _SYNC_BUFFERS = next(  # newer versions of torch have another name for it
     name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DDP.__init__).parameters
 )
 
 
+class Timed(NamedTuple):
+    """A reducer's spelling, and when it exchanges."""
+
+    reducer: str
+    every: int = 0  # local steps between exchanges; 0: gradients, at every step
+    outer: Outer = PLAIN
+
+    def __str__(self) -> str:
+        if not self.every:
+            return self.reducer
+        outer = "" if self.outer == PLAIN else f" outer {self.outer.lr:g} {self.outer.momentum:g}"
+        return f"{self.reducer} every {self.every}{outer}"
+
+
 def canonical(method: str) -> str:
     """The one spelling of a method; an unknown one is refused."""
     if method in BASELINES:
         return method
-    spelled, every = split(method)
     try:
-        reducer = parse(spelled)
+        timed = split(method)
+        return str(timed._replace(reducer=spell(parse(timed.reducer))))
     except ValueError as error:
         raise LabError(f"{error}; baselines are {', '.join(BASELINES)}") from error
-    return spell(reducer) + (f" every {every}" if every else "")
 
 
-def split(method: str) -> tuple[str, int]:
-    """A reducer's spelling, and the local steps between its exchanges: 0 if it exchanges gradients at every step."""
+def split(method: str) -> Timed:
     found = _EVERY.fullmatch(method)
-    return (found[1], int(found[2])) if found else (method, 0)
+    if not found:
+        return Timed(method)
+    reducer, every, rate, momentum = found.groups()
+    outer = PLAIN if rate is None else Outer(float(rate), float(momentum), nesterov=float(momentum) > 0)
+    return Timed(reducer, int(every), outer)
 
 
 @dataclass
@@ -70,9 +87,9 @@ def wrap_model(model: nn.Module, optimizer: Optimizer, run: Run, world: int) -> 
     ddp = {"init_sync": False, _SYNC_BUFFERS: False}
     if run.method in BASELINES:
         return _baseline(model, run.method, world, ddp)
-    method, every = split(run.method)
+    method, every, outer = split(run.method)
     if every:
-        own = local(model, optimizer, parse(method), every)
+        own = local(model, optimizer, parse(method), every, outer=outer)
         return Wrapped(model, _Told(own), own.state_dict, own.load_state_dict, own.anchored, own.finish)
     net = wrap(model, parse(method), grain=run.grain, overlap=run.overlap, **ddp)  # type: ignore[arg-type]
     ours = handle(net)

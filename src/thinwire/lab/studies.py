@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from thinwire import memory
+from thinwire.feedback import Adam, Momentum
 from thinwire.lab import figures
-from thinwire.lab.methods import canonical
+from thinwire.lab.methods import canonical, split
 from thinwire.lab.record import Run
 from thinwire.lab.study import Cell, Result, Study, effect, pareto, points
 from thinwire.lab.summary import Records
+from thinwire.local import PLAIN
 from thinwire.methods import METHODS
-from thinwire.reducer import Layout
+from thinwire.methods.dgc import DGC
+from thinwire.reducer import Layout, Reducer
 from thinwire.spelling import parse, spell
 
 LEARNING_RATES = {"sgd": 0.05, "adamw": 2e-3}  # where a task's own optimizer is not the one in question
@@ -241,6 +244,26 @@ def frontier_cells(base: Run, quick: bool) -> list[Cell]:
         factors = {"method": method, "every": every, "optimizer": optimizer}
         settings.append((factors, {**_with(base, optimizer), "method": spelled}))
     return _cells(base, (1.0,) if quick else (1.0, 0.3, 3.0), (0,) if quick else (0, 1), settings)
+
+
+def asked_cells(base: Run, methods: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> list[Cell]:
+    """The methods that somebody wants to see on the front, local steps and all."""
+    settings: list[tuple[dict, dict]] = []
+    for spelled in dict.fromkeys(map(canonical, methods)):
+        timed = split(spelled)
+        method = str(timed._replace(every=0))
+        factors = {"method": method, "every": max(1, timed.every), "optimizer": base.optimizer}
+        if timed.outer != PLAIN:
+            factors["outer"] = f"{timed.outer.lr:g} {timed.outer.momentum:g}"
+        settings.append((factors, {"method": spelled, **_instead(parse(timed.reducer))}))
+    return _cells(base, rates, seeds, settings)
+
+
+def _instead(reducer: Reducer) -> dict:
+    """What the optimizer leaves to a reducer that does it before the exchange."""
+    if isinstance(reducer, Adam):
+        return {"optimizer": "sgd", "momentum": 0.0}
+    return {"momentum": 0.0} if isinstance(reducer, (Momentum, DGC)) else {}
 
 
 def frontier_tell(found: list[Result]) -> list[str]:

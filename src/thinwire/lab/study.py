@@ -9,7 +9,7 @@ import html
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from thinwire.lab import LabError, figures
 from thinwire.lab.compare import keep_settings, run_all
 from thinwire.lab.launch import OnStep
 from thinwire.lab.record import Run, write_json, write_text
+from thinwire.lab.rehearsal import rehearse_all
 from thinwire.lab.report import command, page
 from thinwire.lab.show import number, size
 from thinwire.lab.summary import Records, summarise
@@ -51,7 +52,8 @@ class Result:
     wire: float  # bytes a step on one worker's link
     step_s: float
     lr: float
-    seeds: int
+    values: list[float | None]  # the validation metric of each seed
+    unchosen: dict[float, float | None]  # the mean at each of the other learning rates
     folders: list[Path] = field(default_factory=list)
 
     @property
@@ -70,18 +72,26 @@ class Study:
     draw: Callable[[list[Result]], list[go.Figure]] = lambda _: []
 
 
+def prepare(cells: Sequence[Cell], out: Path) -> None:
+    for cell in cells:
+        keep_settings(out / cell.name, cell.run, resume=True)
+
+
 def run_study(cells: Sequence[Cell], out: Path, links: Network | None, on_step: OnStep) -> dict[Path, str]:
     """Make the runs that are missing; those that failed, with what was said."""
+    prepare(cells, out)
     failed: dict[Path, str] = {}
     for workers in sorted({cell.run.workers for cell in cells}):
-        folders = []
-        for cell in cells:
-            if cell.run.workers == workers:
-                folders.append(out / cell.name)
-                keep_settings(folders[-1], cell.run, resume=True)
+        folders = [out / cell.name for cell in cells if cell.run.workers == workers]
         here = links and Network(links.rate, workers, links.rtt)
         failed |= run_all(folders, workers, links=here, resume=True, on_step=on_step)
     return failed
+
+
+def rehearse_study(cells: Sequence[Cell], out: Path, at_once: int, on_step: OnStep) -> dict[Path, str]:
+    """The same with workers that are threads, several runs at once: no times, but quality and bytes."""
+    prepare(cells, out)
+    return rehearse_all([out / cell.name for cell in cells], at_once, on_step)
 
 
 def results(cells: Sequence[Cell], out: Path, failed: dict[Path, str]) -> list[Result]:
@@ -92,10 +102,15 @@ def results(cells: Sequence[Cell], out: Path, failed: dict[Path, str]) -> list[R
             setting = repr({key: value for key, value in cell.factors.items() if key not in CHOSEN})
             summary = summarise(Records.read(out / cell.name), None, None)
             told.setdefault(setting, {}).setdefault(cell.factors.get("lr", 0.0), []).append((cell, summary))
-    found = [max((_result(runs, out) for runs in rates.values()), key=lambda r: r.gain) for rates in told.values()]
+    found = [_best([_result(runs, out) for runs in rates.values()]) for rates in told.values()]
     if not found:
         raise LabError(f"no cell of the study could be run: {next(iter(failed.values()), 'there are none')}")
     return found
+
+
+def _best(rates: list[Result]) -> Result:
+    best = max(rates, key=lambda r: r.gain)
+    return replace(best, unchosen={r.lr: r.validation for r in rates if r is not best})
 
 
 def _result(runs: list[tuple[Cell, dict[str, Any]]], out: Path) -> Result:
@@ -110,7 +125,8 @@ def _result(runs: list[tuple[Cell, dict[str, Any]]], out: Path) -> Result:
         wire=statistics.fmean(s["wire_bytes_a_step"] or 0.0 for s in summaries),
         step_s=statistics.fmean(s["step_s"] for s in summaries),
         lr=cell.run.lr,
-        seeds=len(runs),
+        values=[s["validation"] for s in summaries],
+        unchosen={},
         folders=[out / one.name for one, _ in runs],
     )
 
@@ -119,7 +135,7 @@ def conclude(study: Study, cells: Sequence[Cell], out: Path, failed: dict[Path, 
     """Write study.json and report.html; the results, and what they say."""
     found = results(cells, out, failed)
     said = study.tell(found)
-    rows = [table_row(result) for result in found]
+    rows = table_rows(found)
     write_json(
         out / "study.json",
         {
@@ -139,13 +155,27 @@ def conclude(study: Study, cells: Sequence[Cell], out: Path, failed: dict[Path, 
 
 
 def table_head(found: Sequence[Result]) -> list[str]:
-    return [*found[0].factors, f"validation {found[0].metric}", "test", "learning rate", "wire a step", "ms a step"]
+    told = [f"validation {found[0].metric}", "of each seed", "test", "learning rate", "at others", "wire a step"]
+    return [*_factors(found), *told, "ms a step"]
 
 
-def table_row(result: Result) -> list[str]:
-    value = "diverged" if result.validation is None else number(result.validation)
-    cost = [f"{result.lr:g}", size(result.wire), number(1e3 * result.step_s, 1)]
-    return [*map(str, result.factors.values()), value, number(result.test), *cost]
+def table_rows(found: Sequence[Result]) -> list[list[str]]:
+    return [[*(str(r.factors.get(name, "")) for name in _factors(found)), *_told(r)] for r in found]
+
+
+def _told(result: Result) -> list[str]:
+    seeds = " ".join(number(value) for value in result.values)
+    others = " ".join(f"{lr:g}: {_validation(value)}" for lr, value in sorted(result.unchosen.items()))
+    validation, test = _validation(result.validation), number(result.test)
+    return [validation, seeds, test, f"{result.lr:g}", others, size(result.wire), number(1e3 * result.step_s, 1)]
+
+
+def _validation(value: float | None) -> str:
+    return "diverged" if value is None else number(value)
+
+
+def _factors(found: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(name for result in found for name in result.factors))
 
 
 def frontier_figure(found: Sequence[Result]) -> go.Figure:

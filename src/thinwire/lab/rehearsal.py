@@ -1,0 +1,248 @@
+"""A run with all of its workers in one process: what a method does to quality and bytes, but not how long it takes.
+
+Threads exchange in place of processes, which gives the same model (`tests/test_rehearsal.py`) and costs neither
+processes nor links. So a study can make as many runs at once as there are cores. The records are those of any
+other run, with one file for all workers: bytes are their mean.
+"""
+
+import contextlib
+import copy
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.capture.moments import MomentWatch
+from thinwire.comm import Ledger
+from thinwire.comm.crew import Crew
+from thinwire.lab import LabError
+from thinwire.lab.launch import OnStep
+from thinwire.lab.loop import judge, make_optimizer, rate_at, told
+from thinwire.lab.methods import BASELINES, split
+from thinwire.lab.record import Line, Recorder, Run, follow, has_ended, rank_file
+from thinwire.lab.tasks import Task, load_task
+from thinwire.lab.worker import end_with_launcher
+from thinwire.local import local
+from thinwire.methods.dense import Dense
+from thinwire.plan import FRAMING
+from thinwire.reducer import Layout, Moments
+from thinwire.spelling import parse
+
+CPU = torch.device("cpu")
+
+
+class Workers(Protocol):
+    """All workers of a run, which take their steps together."""
+
+    model: nn.Module  # the first one's
+
+    def step(self, number: int) -> float: ...  # the mean loss
+    def metrics(self) -> dict[str, float]: ...
+    def judged(self) -> AbstractContextManager[None]: ...
+    def finish(self) -> None: ...
+
+
+def rehearse(run: Run, task: Task, folder: Path) -> None:
+    """Make one run, from its first step to its last."""
+    with contextlib.suppress(FileNotFoundError):
+        rank_file(folder, 0).unlink()  # of a rehearsal that was ended before its time
+    recorder = Recorder(rank_file(folder, 0))
+    torch.manual_seed(run.seed)
+    with Crew(run.workers) as crew:
+        workers: Workers = (Changes if split(run.method).every else Gradients)(run, task, crew)
+        recorder.write({"start": 0, "rank": 0, "pid": os.getpid(), "torch": torch.__version__, "rehearsal": True})
+        recorder.write({"step": 0, "seconds": 0.0, **told(judge(workers.model, task, CPU, "validation"), "validation")})
+        seconds, before = 0.0, [Ledger(run.workers)] * run.workers
+        for step in range(run.steps):
+            began, last = time.perf_counter(), step + 1 == run.steps
+            loss = workers.step(step)
+            if last:
+                workers.finish()
+            took = time.perf_counter() - began
+            seconds += took
+            now = [copy.copy(comm.ledger) for comm in crew.comms]
+            for comm in crew.comms:
+                comm.ledger.clear()
+            line: Line = {"step": step + 1, "loss": loss, "seconds": seconds, "step_s": took}
+            line |= workers.metrics() | bytes_between(before, now)
+            before = now
+            if last or (step + 1) % run.evaluate_every == 0:
+                with workers.judged():
+                    line |= told(judge(workers.model, task, CPU, "validation"), "validation")
+            recorder.write(line)
+            if not math.isfinite(line.get("validation_loss", 0.0)):
+                break
+    recorder.write({"end": True, **told(judge(workers.model, task, CPU, "test"), "test")})
+    recorder.close()
+
+
+class Gradients:
+    """One replica serves all, since they are equal: every worker's gradient in turn, one exchange, one step.
+
+    Running statistics (BatchNorm's) then follow all workers' batches, one after the other.
+    """
+
+    def __init__(self, run: Run, task: Task, crew: Crew) -> None:
+        self.run, self.task, self.crew = run, task, crew
+        self.method = parse("Dense()" if run.method == "DDP" else run.method)
+        self.model = task.model()
+        self.optimizer = make_optimizer(self.model.parameters(), run)
+        self.names, self.parameters = zip(*self.model.named_parameters())
+        layout = Layout(self.names, tuple(p.shape for p in self.parameters))
+        self.watch = MomentWatch(self.model) if self.method.wants is Moments else None
+        self.states = [self.method.init(layout) for _ in crew.comms]
+        self.locals = [layout.zeros() for _ in crew.comms]
+        self.outs = [layout.zeros() for _ in crew.comms]
+        self.sizes = layout.sizes
+
+    def step(self, number: int) -> float:
+        known = [self._gradient(number, rank) for rank in range(self.run.workers)]
+        if number == 0:  # as under DDP, which arranges its buckets after the first step
+            self.crew.run(lambda c: Dense().reduce(self.locals[c.rank], None, c, self.outs[c.rank]))
+        else:
+            self.crew.run(lambda c: self.method.reduce(known[c.rank][0], self.states[c.rank], c, self.outs[c.rank]))
+        for p, part in zip(self.parameters, self.outs[0].split(self.sizes)):
+            p.grad = part.view_as(p).clone()  # a view's optimizer state would be one for all
+        set_rate(self.optimizer, number, self.run)
+        self.optimizer.step()
+        return sum(loss for _, loss in known) / len(known)
+
+    def _gradient(self, number: int, rank: int) -> tuple[Any, float]:
+        self.model.zero_grad()
+        loss = backward(self.model, self.task, number, rank, self.run)
+        flat = self.locals[rank]
+        for p, part in zip(self.parameters, flat.split(self.sizes)):
+            part.zero_() if p.grad is None else part.copy_(p.grad.flatten())
+        if self.watch is None:
+            return flat, loss
+        squares = torch.cat([self.watch.squares(name).flatten() for name in self.names])
+        self.watch.clear()
+        return Moments(flat, squares), loss
+
+    def metrics(self) -> dict[str, float]:
+        return self.method.metrics(self.states[0])
+
+    def judged(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
+
+
+class Changes:
+    """Local steps: every worker has a replica and an optimizer of its own."""
+
+    def __init__(self, run: Run, task: Task, crew: Crew) -> None:
+        self.run, self.task, self.crew = run, task, crew
+        self.model = task.model()
+        self.models = [self.model, *(copy.deepcopy(self.model) for _ in crew.comms[1:])]
+        self.optimizers = [make_optimizer(model.parameters(), run) for model in self.models]
+        method, every, outer = split(run.method)
+        self.handles = crew.run(
+            lambda c: local(self.models[c.rank], self.optimizers[c.rank], parse(method), every, outer=outer, comm=c)
+        )
+
+    def step(self, number: int) -> float:
+        losses = []
+        for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers)):
+            optimizer.zero_grad()
+            losses.append(backward(model, self.task, number, rank, self.run))
+            set_rate(optimizer, number, self.run)
+        self.crew.run(lambda c: self.optimizers[c.rank].step())
+        return sum(losses) / len(losses)
+
+    def metrics(self) -> dict[str, float]:
+        return self.handles[0].metrics()
+
+    def judged(self) -> AbstractContextManager[None]:
+        return self.handles[0].anchored()
+
+    def finish(self) -> None:
+        self.crew.run(lambda c: self.handles[c.rank].finish())
+
+
+def backward(model: nn.Module, task: Task, number: int, rank: int, run: Run) -> float:
+    x, y = task.data.train(run.seed, number, rank, run.workers, run.batch)
+    loss: Tensor = task.loss(model(x), y)
+    loss.backward()
+    return loss.item()
+
+
+def set_rate(optimizer: torch.optim.Optimizer, step: int, run: Run) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = run.lr * rate_at(step, run)
+
+
+def bytes_between(before: Sequence[Ledger], now: Sequence[Ledger]) -> dict[str, float]:
+    """What a worker sent since `before`, the mean of all; a link carries the frames around messages as well."""
+    pairs, count = list(zip(before, now)), len(now)
+    messages = sum(b.messages - a.messages for a, b in pairs) / count
+    return {
+        "payload_bytes": sum(b.payload - a.payload for a, b in pairs) / count,
+        "wire_bytes": sum(b.wire - a.wire for a, b in pairs) / count + FRAMING * messages,
+        "collectives": sum(b.collectives - a.collectives for a, b in pairs) / count,
+    }
+
+
+def refuse(run: Run) -> str | None:
+    """Why a run cannot be rehearsed, if it cannot."""
+    if run.method in BASELINES and run.method != "DDP":
+        return f"{run.method} is torch's own, and needs processes"
+    if run.method not in BASELINES and parse(split(run.method).reducer).wants not in (Tensor, Moments):
+        return f"{run.method} sees the backward pass of every worker, and needs processes"
+    if run.grain not in (None, "model"):
+        return f"a rehearsal hands the whole model to the method: grain {run.grain} needs processes"
+    return None
+
+
+def rehearse_all(
+    folders: Sequence[Path], at_once: int, on_step: OnStep, tick: Callable[[], None] = lambda: time.sleep(0.2)
+) -> dict[Path, str]:
+    """Make all runs that are missing, several at once, each in a process; those that failed, with what was said."""
+    failed = {folder: why for folder in folders if (why := refuse(Run.read(folder)))}
+    waiting = [folder for folder in folders if folder not in failed and not has_ended(folder)]
+    running: dict[Path, tuple[subprocess.Popen[str], Any]] = {}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "THINWIRE_LAUNCHER": str(os.getpid())}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                folder = waiting.pop(0)
+                command = [sys.executable, "-m", "thinwire.lab.rehearsal", str(folder)]
+                process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+                running[folder] = process, follow(rank_file(folder, 0))
+            tick()
+            for folder, (process, lines) in list(running.items()):
+                run = Run.read(folder)
+                for line in iter(lambda lines=lines: next(lines), None):  # type: ignore[misc]
+                    on_step(run, line)
+                if process.poll() is not None:
+                    del running[folder]
+                    said = process.communicate()[1]
+                    if process.returncode:
+                        failed[folder] = f"{run.method} failed:\n{said}"
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+    return failed
+
+
+def main() -> None:
+    end_with_launcher()
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    run = Run.read(folder)
+    if why := refuse(run):
+        raise LabError(why)
+    rehearse(run, load_task(run.task, run.model, Path(run.data)), folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A rehearsal, whose workers are threads, is what processes would have done."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire import cli
+from thinwire.lab import LabError
+from thinwire.lab.compare import run_all
+from thinwire.lab.methods import canonical, split
+from thinwire.lab.record import Run, read_steps
+from thinwire.lab.rehearsal import refuse, rehearse, rehearse_all
+from thinwire.lab.tasks import load_task
+
+METHODS = [  # that do not depend on the order of the parameters, which is DDP's own
+    "Dense()",
+    "ErrorFeedback(TopK(0.05))",
+    "ErrorFeedback(Threshold(0.01))",
+    "Variance()",
+    "ErrorFeedback(TopK(0.1)) every 4",
+    "Dense() every 3 outer 0.7 0.9",
+]
+
+
+def a_run(method: str, **other: object) -> Run:
+    settings = {
+        "workers": 2,
+        "steps": 12,
+        "batch": 8,
+        "lr": 0.02,
+        "evaluate_every": 6,
+        "grain": "model",
+        "overlap": False,
+    }
+    return Run(canonical(method), "digits", "mlp", **settings | other)  # type: ignore[arg-type]
+
+
+def test_it_trains_as_processes_do(tmp_path: Path) -> None:
+    folders = []
+    for number, method in enumerate(METHODS):
+        folders.append(tmp_path / "processes" / str(number))
+        a_run(method).write(folders[-1])
+    assert not run_all(folders, 2, links=None, resume=False)
+    for number, method in enumerate(METHODS):
+        folder = tmp_path / "threads" / str(number)
+        a_run(method).write(folder)
+        rehearse(a_run(method), load_task("digits", "mlp", tmp_path), folder)
+        (real,), (told,) = ([read_steps(f / "rank0.jsonl")] for f in (folders[number], folder))
+        for one, other in zip(real, told, strict=True):
+            if "validation_loss" in one:
+                assert one["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-6), method
+            if one["step"] > 2:  # DDP settles its buckets in the first ones
+                assert one["payload_bytes"] == pytest.approx(other["payload_bytes"], rel=0.01), method
+
+
+def test_several_at_once_and_what_cannot_be_is_said(tmp_path: Path) -> None:
+    methods = ["Dense()", "RankDAD()", "ErrorFeedback(TopK(0.1)) every 4"]
+    folders = [tmp_path / str(number) for number in range(3)]
+    for folder, method in zip(folders, methods, strict=True):
+        a_run(method).write(folder)
+    seen: set[str] = set()
+    failed = rehearse_all(folders, 2, lambda run, line: seen.add(run.method))
+    assert set(failed) == {folders[1]} and "needs processes" in failed[folders[1]]
+    assert seen == {"Dense()", "ErrorFeedback(TopK(0.1)) every 4"}
+    assert "needs processes" in str(refuse(a_run("DDP-fp16"))) and "grain" in str(
+        refuse(a_run("Dense()", grain="tensor"))
+    )
+
+
+@pytest.mark.parametrize("method", ["Dense() every 3 outer 0.7 0.9", "Dense() every 3", "Dense()"])
+def test_when_a_method_exchanges_is_spelled_one_way(method: str) -> None:
+    assert canonical(method) == method == str(split(method))
+
+
+@pytest.mark.parametrize(
+    "method", ["Dense() every 3 outer 0.7", "Dense() every 3 outer x 0.9", "Dense() every 3 outer 0.7 2"]
+)
+def test_a_bad_outer_step_is_refused(method: str) -> None:
+    with pytest.raises(LabError):
+        canonical(method)
+
+
+def test_a_study_of_chosen_methods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [
+        "study",
+        "frontier",
+        "--rehearse",
+        "--steps",
+        "10",
+        "--seeds",
+        "2",
+        "--rates",
+        "1,0.3",
+        "--out",
+        str(tmp_path),
+    ]
+    words += ["--method", "Dense()", "--method", "Dense() every 5 outer 0.7 0.9"]
+    monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    dense, local = json.loads((tmp_path / "study.json").read_text())["results"]
+    assert len(dense["values"]) == 2 and len(dense["unchosen"]) == 1
+    assert local["factors"]["outer"] == "0.7 0.9" and local["wire"] < 0.3 * dense["wire"]
+    assert "Report" in capsys.readouterr().out
