@@ -214,6 +214,11 @@ def test_words_equal_their_reference(monkeypatch: pytest.MonkeyPatch, dtype: tor
         tops, counts, words, kept = packed
         again, decoded = check_twins(monkeypatch, kernels.unpack_words, tops, counts, words, starts, dtype)
         assert torch.equal(again.long(), index[kept])
+        places = check_twins(monkeypatch, kernels.join_powers, index.to(kind), words, kept, ends[-1])
+        joined = check_twins(monkeypatch, kernels.split_powers, places, tops, starts, dtype)
+        assert torch.equal(joined[0], again) and torch.equal(joined[1], decoded)
+        twice = torch.cat([places[:9], places[8:]])
+        assert check_twins(monkeypatch, kernels.split_powers, twice, tops, starts, dtype)[0].numel() == 9
         group = torch.searchsorted(starts, index, right=True) - 1
         ratio = decoded.double() / values[kept].double()
         free = values[kept].abs().double() < 1.5 * 2.0 ** tops[group][kept].double()
@@ -372,8 +377,10 @@ def test_nothing_is_compiled_after_warm(dtype: torch.dtype) -> None:
         kernels.unpack_gaps(kernels.pack_gaps(index, 13), count, 13, first, 5000)
         kernels.unpack_marks(kernels.pack_marks(index), count, first, 5000)
         starts = torch.tensor([0, 5000])
-        tops, counts, sent, _ = kernels.pack_words(index, x[index], starts)
+        tops, counts, sent, kept = kernels.pack_words(index, x[index], starts)
         kernels.unpack_words(tops, counts, sent, starts, dtype)
+        kernels.split_powers(kernels.join_powers(index, sent, kept, 5000), tops, starts, dtype)
+        kernels.clear(y, index)
     kernels.select_clear(x, kernels.quantile(x, 0.01), 10, 4000)
     kernels.accumulate_select_clear(y, x, 1.0)
     kernels.unpack_signs(kernels.pack_signs(x), 5000, dtype)

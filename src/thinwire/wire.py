@@ -240,7 +240,7 @@ def encode_powers(index: Tensor, values: Tensor, sizes: Sequence[int]) -> tuple[
     if index.numel():
         _checked_survey(index, sum(sizes))
     tops, _, words, kept = kernels.pack_words(index, values, starts)
-    places = 16 * index[kept].long() + (words.long() >> 28 & 15)
+    places = kernels.join_powers(index, words, kept, sum(sizes))
     return torch.cat([_raw(tops), encode_index(places, 16 * sum(sizes))]), kept
 
 
@@ -251,13 +251,11 @@ def decode_powers(message: Tensor, sizes: Sequence[int], dtype: torch.dtype = to
     groups = starts.numel() - 1
     if message.numel() < groups:
         raise WireError(f"{message.numel()} bytes do not hold the exponents of {groups} groups")
-    tops = message[:groups].clone().view(torch.int8).int()
-    places = decode_index(message[groups:], 16 * sum(sizes)).long()
-    index, below, sign = places >> 4, places & 7, 1 - (places >> 2 & 2)
-    if bool((index.diff() == 0).any()):
+    places = decode_index(message[groups:], 16 * sum(sizes))
+    index, values = kernels.split_powers(places, message[:groups].clone().view(torch.int8), starts, dtype)
+    if index.numel() < places.numel():
         raise WireError("the message has two values for one entry")
-    group = torch.bucketize(index, starts[1:], right=True)
-    return index, torch.ldexp(sign.to(dtype), tops[group] - below)
+    return index, values
 
 
 @lru_cache(maxsize=64)  # a few models' worth, and half of the time of a message otherwise

@@ -61,8 +61,11 @@ def warm(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu")
         gather(x, index)
         fill_sparse(y, [(index, take(x, index))], 0.5)
         starts = torch.tensor([0, 99, 199], device=device)
-        tops, counts, words, _ = pack_words(index, y[index], starts)
+        tops, counts, words, kept = pack_words(index, y[index], starts)
         unpack_words(tops, counts, words, starts, dtype)
+        for numel in (199, 2**31):
+            split_powers(join_powers(index, words, kept, numel), tops, starts, dtype)
+        clear(y, index)
         seen = survey(index)
         for numel in (199, 2**31):
             unpack_rice(pack_rice(index, seen.shift, seen.high), index.numel(), seen.shift, 0, numel)
@@ -145,6 +148,11 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return _kernel("take", x)(x, index)
 
 
+def clear(x: Tensor, index: Tensor) -> None:
+    """Leave zeros at `index`."""
+    _kernel("clear", x)(x, index)
+
+
 def scatter_add(out: Tensor, index: Tensor, values: Tensor, scale: float = 1.0) -> None:
     """out[index] += scale * values, for indices that differ."""
     _alike(index, values)
@@ -183,6 +191,19 @@ def unpack_words(
 ) -> tuple[Tensor, Tensor]:
     """The positions and the values of the words, up to the first that leaves its group or does not come later."""
     return _kernel("unpack_words", words)(tops, counts, words, starts, dtype)
+
+
+def join_powers(index: Tensor, words: Tensor, kept: Tensor, numel: int) -> Tensor:
+    """Positions below `numel` and what the words of those that are kept say beside: 16 position + sign and exponent."""
+    _alike(index, kept)
+    return _kernel("join_powers", words)(index, words, kept, numel)
+
+
+def split_powers(
+    places: Tensor, tops: Tensor, starts: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """The positions, all below starts[-1], and the values, up to the first position that comes twice."""
+    return _kernel("split_powers", places)(places, tops, starts, dtype)
 
 
 def pack_signs(x: Tensor) -> Tensor:

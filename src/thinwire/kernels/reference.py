@@ -12,6 +12,7 @@ from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of splitmix64
 ROUNDS = 8  # of the permutation behind random_k
+POWER_BITS = 4  # of a word that are not its position: the sign and the exponent
 WORD_INDEX_BITS = 28  # of the 32 bits of a sign/exponent word; above them 3 of exponent and the sign
 WORD_STEPS = 7  # how many powers of two below the group's largest a word can express
 
@@ -175,6 +176,26 @@ def unpack_words(
     wrong[1:] |= index[1:] <= index[:-1]
     valid = int((~wrong).long().cumprod(0).sum())
     return index[:valid].to(index_dtype(int(starts[-1]))), values[:valid]
+
+
+def join_powers(index: Tensor, words: Tensor, kept: Tensor, numel: int) -> Tensor:
+    places = (index[kept].long() << POWER_BITS) + (words.long() >> WORD_INDEX_BITS & (1 << POWER_BITS) - 1)
+    return places.to(index_dtype(numel << POWER_BITS))
+
+
+def split_powers(places: Tensor, tops: Tensor, starts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    index = places.long() >> POWER_BITS
+    wrong = torch.zeros_like(index, dtype=torch.bool)
+    wrong[1:] = index[1:] <= index[:-1]
+    valid = int((~wrong).long().cumprod(0).sum())
+    sign = torch.where(places >> (POWER_BITS - 1) & 1 == 1, -1, 1).to(dtype)
+    group = torch.bucketize(index, starts[1:], right=True)
+    values = torch.ldexp(sign, tops.int()[group] - (places & WORD_STEPS))
+    return index[:valid].to(index_dtype(int(starts[-1]))), values[:valid]
+
+
+def clear(x: Tensor, index: Tensor) -> None:
+    x[index] = 0
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:

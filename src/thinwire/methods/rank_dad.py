@@ -265,10 +265,11 @@ def _matrices(local: Factors, flat: Tensor, columns: list[int], side: int) -> li
 
 
 def _energy(local: Factors, weight: int, out: Tensor) -> Tensor:
-    """The squared length of a weight's gradient, where that is cheaper than the gradient; else nan."""
+    """The squared length of a weight's gradient, where that costs next to nothing; else nan."""
     uses = [use for use in local.uses if use.weight == weight]
-    rows = sum(len(use.inputs) for use in uses)
-    dear = rows * rows > local.shapes[weight].numel() or local.formed.get(weight) is not None
+    rows, (height, width) = sum(len(use.inputs) for use in uses), _sizes(local.shapes[weight])
+    products, the_gradients_own = rows * rows * (height + width), rows * height * width
+    dear = products > max(the_gradients_own / 10, 2**23) or local.formed.get(weight) is not None
     if dear or any(use.rule is not PRODUCT for use in uses):
         return out.new_full((), torch.nan)
     inputs, deltas = (torch.cat([getattr(use, side).to(out.dtype) for use in uses]) for side in ("inputs", "deltas"))

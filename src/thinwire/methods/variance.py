@@ -73,14 +73,14 @@ class Variance(Reducer[Moments, VarianceState]):
         messages = exchange.gather_bytes(message, comm, state.room, limit=exchange.dense_bytes(r, comm))
         state.lost = state.held = 0.0
         if messages is None:
-            v[sure] = 0
-            return exchange.fall_back_at(r, sure, r[sure], comm, out)
+            kernels.clear(v, sure)
+            return exchange.fall_back_at(r, sure, kernels.gather(r, sure), comm, out)
 
         sent = [self._decode(m, state) for m in messages]
         index, values = sent[comm.rank]  # what the others received, not what was meant
         comm.ledger.picked += index.numel()
         kernels.scatter_add(r, index, values, -1.0)
-        v[index] = 0
+        kernels.clear(v, index)
         if self.quantise:
             state.held = 1 - index.numel() / sure.numel() if sure.numel() else 0.0
             self._drop(state, index, sure[~told])
@@ -90,8 +90,8 @@ class Variance(Reducer[Moments, VarianceState]):
         """A message, and which of the entries are in it."""
         if self.quantise:
             encode = wire.encode_words if self.packing == "words" else wire.encode_powers
-            return encode(sure, r[sure], state.sizes)
-        values = exchange.rounded(r[sure], comm)
+            return encode(sure, kernels.gather(r, sure), state.sizes)
+        values = exchange.rounded(kernels.gather(r, sure), comm)
         everything = torch.ones_like(sure, dtype=torch.bool)
         return wire.encode(sure, values, r.numel(), comm.carries or r.dtype), everything
 
@@ -107,7 +107,7 @@ class Variance(Reducer[Moments, VarianceState]):
         dropped = [sent] * (not self.feedback) + [too_small] * (self.on_underflow == "reset")
         state.lost = math.hypot(*(float(torch.linalg.vector_norm(kernels.take(state.r, i))) for i in dropped))
         if self.on_underflow == "reset":
-            state.v[too_small] = 0
+            kernels.clear(state.v, too_small)
 
     def metrics(self, state: VarianceState, /) -> dict[str, float]:
         return {"lost_norm": state.lost, "held_fraction": state.held} if self.quantise else {}

@@ -23,10 +23,13 @@ from thinwire.kernels.cpu.select import finite as finite
 from thinwire.kernels.cpu.select import select as select
 from thinwire.kernels.cpu.select import select_clear as select_clear
 from thinwire.kernels.cpu.select import variance_step as variance_step
+from thinwire.kernels.cpu.sparse import clear as clear
 from thinwire.kernels.cpu.sparse import fill_sparse as fill_sparse
 from thinwire.kernels.cpu.sparse import gather as gather
 from thinwire.kernels.cpu.sparse import random_k as random_k
 from thinwire.kernels.cpu.sparse import scatter_add as scatter_add
 from thinwire.kernels.cpu.sparse import take as take
+from thinwire.kernels.cpu.words import join_powers as join_powers
 from thinwire.kernels.cpu.words import pack_words as pack_words
+from thinwire.kernels.cpu.words import split_powers as split_powers
 from thinwire.kernels.cpu.words import unpack_words as unpack_words

@@ -27,11 +27,20 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
 
 
 @compiled
+def _clear(x: Any, index: Any) -> None:
+    for i in range(index.size):
+        x[index[i]] = 0
+
+
+def clear(x: Tensor, index: Tensor) -> None:
+    _clear(view(x), inside(index, x.numel()))
+
+
+@compiled
 def _take(x: Any, index: Any, values: Any) -> None:
     for i in range(index.size):
         values[i] = x[index[i]]
-    for i in range(index.size):
-        x[index[i]] = 0
+    _clear(x, index)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
-from thinwire.kernels.reference import WORD_INDEX_BITS, WORD_STEPS, index_dtype
+from thinwire.kernels.reference import POWER_BITS, WORD_INDEX_BITS, WORD_STEPS, index_dtype
 
 LAYOUTS = {  # the integer of the same size; bits of a magnitude, bits of its mantissa, bias of its exponent
     torch.float32: (np.int32, (31, 23, 127)),
@@ -86,4 +86,44 @@ def unpack_words(
     index = np.empty(words.numel(), NUMPY[index_dtype(int(starts[-1]))])
     values = np.empty(words.numel(), NUMPY[dtype if dtype in NUMPY else torch.float32])
     found = _unpack_words(view(tops), view(counts), view(words), view(starts), index, values)
+    return tensor(index[:found]), tensor(values[:found]).to(dtype)
+
+
+@compiled
+def _join_powers(index: Any, words: Any, kept: Any, places: Any) -> None:
+    found, mask = 0, (1 << POWER_BITS) - 1
+    for i in range(index.size):
+        if kept[i]:
+            places[found] = (np.int64(index[i]) << POWER_BITS) | ((np.int64(words[found]) >> WORD_INDEX_BITS) & mask)
+            found += 1
+
+
+def join_powers(index: Tensor, words: Tensor, kept: Tensor, numel: int) -> Tensor:
+    places = np.empty(words.numel(), NUMPY[index_dtype(numel << POWER_BITS)])
+    _join_powers(view(index), view(words), view(kept), places)
+    return tensor(places)
+
+
+@compiled
+def _split_powers(places: Any, tops: Any, starts: Any, index: Any, values: Any) -> int:
+    group, last = -1, np.int64(-1)
+    powers = np.empty(1 << POWER_BITS)
+    for i in range(places.size):
+        place = np.int64(places[i]) >> POWER_BITS
+        if place <= last:
+            return i
+        while place >= starts[group + 1]:
+            group += 1
+            for steps in range(WORD_STEPS + 1):
+                powers[steps] = math.ldexp(1.0, int(tops[group]) - steps)
+                powers[steps + WORD_STEPS + 1] = -powers[steps]
+        index[i] = last = place
+        values[i] = powers[places[i] & ((1 << POWER_BITS) - 1)]
+    return places.size
+
+
+def split_powers(places: Tensor, tops: Tensor, starts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    index = np.empty(places.numel(), NUMPY[index_dtype(int(starts[-1]))])
+    values = np.empty(places.numel(), NUMPY[dtype if dtype in NUMPY else torch.float32])
+    found = _split_powers(view(places), view(tops), view(starts), index, values)
     return tensor(index[:found]), tensor(values[:found]).to(dtype)
