@@ -49,7 +49,7 @@ def worker(order: dict[str, Any], out: Path) -> None:
     turn = 0
     for round_ in range(order["rounds"] + 1):  # the first round warms up: buckets are rebuilt, kernels compiled
         for method, (wrapped, optimizer) in contenders.items():
-            for _ in range(2 if round_ == 0 else order["steps"]):
+            for _ in range(order["warm"] if round_ == 0 else order["steps"]):
                 x, y = task.data.train(0, turn, rank, world, task.batch)
                 turn += 1
                 dist.barrier()
@@ -69,7 +69,13 @@ def worker(order: dict[str, Any], out: Path) -> None:
 def measure(link: str, options: argparse.Namespace) -> dict[str, Any]:
     network = None if link == "loopback" else Network(parse_rate(link), workers=options.workers)
     methods = options.methods.split(";") if options.methods else METHODS
-    order = {"size": options.size, "methods": methods, "rounds": options.rounds, "steps": options.steps}
+    order = {
+        "size": options.size,
+        "methods": methods,
+        "rounds": options.rounds,
+        "steps": options.steps,
+        "warm": options.warm,
+    }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "order.json").write_text(json.dumps(order))
         start("benchmarks.step", ["--worker", folder], options.workers, Path(folder), links=network)
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps a contender takes in one round")
+    parser.add_argument("--warm", type=int, default=2, help="steps before; what methods send settles over the first 20")
     parser.add_argument("--methods", help="spellings, separated by semicolons")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)

@@ -31,7 +31,7 @@ from thinwire.reducer import MethodWarning, Moments, Reducer
 class Watch(Protocol):
     """Second moments of the gradients, as `capture.moments` keeps them."""
 
-    def squares(self, name: str) -> Tensor: ...
+    def side_by_side(self, names: tuple[str, ...]) -> Tensor: ...
     def clear(self) -> None: ...
     def metrics(self) -> dict[str, float]: ...
     def detach(self) -> None: ...
@@ -241,8 +241,7 @@ class Buckets:
         local: Any = vector
         if self.watch is not None:
             with now.timed("capture"):
-                squares = [self.watch.squares(name).flatten() for name in layout.names]
-                local = Moments(vector, torch.cat(squares).to(vector.dtype))
+                local = Moments(vector, self.watch.side_by_side(layout.names).to(vector.dtype))
         half = layout.dtype is not layout.working
         comm = CastComm(self.comm, layout.dtype) if half and self.comm.carries is None else self.comm
         with now.timed("select"):

@@ -37,6 +37,7 @@ class MomentWatch:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
         self._squares: dict[str, Tensor] = {}
+        self._flat: dict[tuple[str, ...], Tensor] = {}  # vectors that squares lie in
         self._stale: set[str] = set()  # squares of a step that is over: the next are written over them
         self._now = Pass(self)
         self._open: list[Pass] = []  # in which a parameter waits for its other uses
@@ -61,6 +62,16 @@ class MomentWatch:
         for one in list(self._open):
             self._add_together(name, one)
         return self._store(name)
+
+    def side_by_side(self, names: tuple[str, ...]) -> Tensor:
+        """The squares of some parameters as one vector, in which they are collected from then on."""
+        apart = [self.squares(name) for name in names]
+        flat = self._flat.get(names)
+        if flat is None or not _lie_in(flat, apart):
+            flat = self._flat[names] = torch.cat([squares.flatten() for squares in apart])
+            views = flat.split([squares.numel() for squares in apart])
+            self._squares |= {name: view.view_as(s) for name, view, s in zip(names, views, apart, strict=True)}
+        return flat
 
     def clear(self) -> None:
         """Begin anew, after a step."""
@@ -119,9 +130,9 @@ class MomentWatch:
         return total
 
     def _add(self, name: str, parts: Parts) -> Tensor:
-        if name in self._stale and parts.add_squares(self._squares[name], keep=0):
+        if name in self._stale:
             self._stale.discard(name)
-            return parts.total()
+            return add_squares(self._squares[name], parts, self.chunk, keep=0)
         return add_squares(self._store(name), parts, self.chunk)
 
     def _add_together(self, name: str, one: "Pass") -> None:
@@ -185,15 +196,25 @@ class Pass:
         return parts.total() if name is None else self.watch.gradient(self, name, parts)
 
 
-def add_squares(squares: Tensor, parts: Parts, chunk: int | None) -> Tensor:
-    """Add the sum over the samples of their squared parts; returns the sum of the parts."""
-    if parts.add_squares(squares, keep=1):
+def _lie_in(flat: Tensor, parts: list[Tensor]) -> bool:
+    places = flat.split([part.numel() for part in parts])
+    return all(part.data_ptr() == place.data_ptr() for part, place in zip(parts, places, strict=True))
+
+
+def add_squares(squares: Tensor, parts: Parts, chunk: int | None, keep: int = 1) -> Tensor:
+    """squares = keep * squares + the sum over the samples of their squared parts; returns the sum of the parts."""
+    if parts.add_squares(squares, keep):
         return parts.total()
-    total = torch.zeros_like(squares)
+    total = None
     for some in chunks([parts], chunk):
         formed = wide(parts.form(some))
-        total += formed[0] if formed.shape[0] == 1 else formed.sum(0)
-        _add_squared(squares, formed)
+        _add_squared(squares, formed, keep)
+        part = formed[0] if formed.shape[0] == 1 else formed.sum(0)
+        total, keep = part if total is None else total.add_(part), 1
+    if total is None:  # a batch without samples
+        if not keep:
+            squares.zero_()
+        return torch.zeros_like(squares)
     return total
 
 
@@ -211,11 +232,15 @@ def add_squares_of_sums(squares: Tensor, uses: list[Parts], chunk: int | None) -
         _add_squared(squares, formed)
 
 
-def _add_squared(squares: Tensor, formed: Tensor) -> None:
-    if formed.shape[0] == 1:  # the usual case in large layers, in one pass
+def _add_squared(squares: Tensor, formed: Tensor, keep: int = 1) -> None:
+    """One sample at a time, the usual case in large layers, takes one pass."""
+    if formed.shape[0] > 1:
+        total = formed.square().sum(0)
+        squares.add_(total) if keep else squares.copy_(total)
+    elif keep:
         squares.addcmul_(formed[0], formed[0])
     else:
-        squares += formed.square().sum(0)
+        torch.mul(formed[0], formed[0], out=squares)
 
 
 def chunks(uses: list[Parts], chunk: int | None) -> list[slice]:
