@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types clean
+.PHONY: demo test bench lint types clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,6 +15,13 @@ demo: $(VENV)/.ready
 
 test: lint types
 	$(BIN)/python -m pytest
+
+# Ratios against those that were recorded; a quarter above one of them is an error. The machine must be quiet.
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/kernels.py --against benchmarks/recorded/kernels.json
+	$(BIN)/python benchmarks/codec.py --against benchmarks/recorded/codec.json
+	$(BIN)/python benchmarks/memory.py --against benchmarks/recorded/memory.json
+	$(BIN)/python benchmarks/step.py --against benchmarks/recorded/step.json
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _ratio import check
 
 from thinwire.lab.compare import DEFAULT
 from thinwire.lab.launch import start
@@ -106,7 +107,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="steps a contender takes in one round")
     parser.add_argument("--warm", type=int, default=2, help="steps before; what methods send settles over the first 20")
     parser.add_argument("--methods", help="spellings, separated by semicolons")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write the ratios here")
+    parser.add_argument("--against", type=Path, help="fail if a ratio to DDP is a quarter above the one recorded here")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -118,7 +120,14 @@ def main() -> None:
             sys.exit(why)
         rows[link] = show(link, measure(link, options), options)
     if options.json:
-        options.json.write_text(json.dumps({"command": sys.argv, "links": rows}, indent=1))
+        options.json.write_text(json.dumps({"command": sys.argv, "links": rows}, indent=1) + "\n")
+    if options.against:
+        recorded = json.loads(options.against.read_text())["links"]
+        check(_to_ddp(rows), _to_ddp(recorded))
+
+
+def _to_ddp(links: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
+    return {f"{method}, {link}": row["to_ddp"] for link, rows in links.items() for method, row in rows.items()}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from thinwire import kernels, memory
 from thinwire.comm import Comm
 from thinwire.reducer import Layout, Reducer
 
+_PIECE = 2**16  # entries looked at at once, so that what is worked out on the way stays in the cache
+
 
 @dataclass
 class FeedbackState:
@@ -56,6 +58,7 @@ class ErrorFeedback(Reducer[Tensor, FeedbackState]):
 @dataclass
 class MomentumState:
     velocity: Tensor = memory.entries(merge="mean")  # u
+    waited: Tensor = memory.derived()  # room for what was there before a step; empty without masking
     inner: Any = None
 
 
@@ -83,7 +86,9 @@ class Momentum(Reducer[Tensor, MomentumState]):
         check_takes_gradients(self.inner, "Momentum")
 
     def init(self, layout: Layout, /) -> MomentumState:
-        return MomentumState(layout.zeros(), self.inner.init(layout))
+        room = layout.numel if self._masks else 0
+        waited = torch.empty(room, dtype=torch.bfloat16, device=layout.device)  # roughly is enough
+        return MomentumState(layout.zeros(), waited, self.inner.init(layout))
 
     def reduce(self, x: Tensor, state: MomentumState, comm: Comm, out: Tensor, /) -> None:
         if self.nesterov:
@@ -92,13 +97,18 @@ class Momentum(Reducer[Tensor, MomentumState]):
         else:
             state.velocity.mul_(self.momentum).add_(x)
             x.copy_(state.velocity)
-        if not (self.masking and isinstance(self.inner, ErrorFeedback)):
+        if not self._masks:
             return self.inner.reduce(x, state.inner, comm, out)
-        waited = state.inner.residual.to(torch.bfloat16)  # roughly is enough
+        state.waited.copy_(state.inner.residual)
         self.inner.reduce(x, state.inner, comm, out)
-        # Less than a 64th of what waited is left: it was sent, in full or rounded to the wire's precision.
-        sent = state.inner.residual.abs().mul_(64) < waited.abs_()
-        state.velocity.masked_fill_(sent, 0)
+        vectors = (state.velocity, state.waited, state.inner.residual)
+        for velocity, waited, left in zip(*(v.split(_PIECE) for v in vectors), strict=True):
+            # Less than a 64th of what waited is left: it was sent, in full or rounded to the wire's precision.
+            velocity.masked_fill_(left.abs().mul_(64) < waited.abs_(), 0)
+
+    @property
+    def _masks(self) -> bool:
+        return self.masking and isinstance(self.inner, ErrorFeedback)
 
     def metrics(self, state: MomentumState, /) -> dict[str, float]:
         return self.inner.metrics(state.inner)
