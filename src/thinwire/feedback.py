@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire import kernels, memory
+from thinwire import exchange, kernels, memory
 from thinwire.comm import Comm
 from thinwire.reducer import Layout, Reducer
 
@@ -44,7 +44,7 @@ class ErrorFeedback(Reducer[Tensor, FeedbackState]):
         if self.decay != 1:
             state.residual.mul_(self.decay)
         kernels.accumulate(state.residual, x)
-        x.zero_()
+        exchange.empty(x, out)
         self.inner.reduce(state.residual, state.inner, comm, out)
 
     def metrics(self, state: FeedbackState, /) -> dict[str, float]:

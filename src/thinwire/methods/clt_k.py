@@ -55,7 +55,7 @@ class CLTK(Reducer[Tensor, CLTKState]):
         room = slots.size(k, x.numel())
         if k == x.numel() or room > 2 * (x.numel() - k) * x.element_size():
             kernels.accumulate(m, x)
-            x.zero_()
+            exchange.empty(x, out)
             return exchange.fall_back(m, comm, out)
 
         if comm.rank == leader:
@@ -70,7 +70,7 @@ class CLTK(Reducer[Tensor, CLTKState]):
         sent = exchange.rounded(values, comm)
         m.add_(x, alpha=self.beta)
         m[index] = kept + self.beta * (values - sent)
-        x.zero_()
+        exchange.empty(x, out)
         comm.ledger.picked += k
         kernels.fill_sparse(out, [(index, comm.all_mean(sent))])
 

@@ -72,7 +72,7 @@ class DGC(Reducer[Tensor, DGCState]):
         else:
             u.mul_(self.momentum).add_(x)
             v.add_(u)
-        x.zero_()
+        exchange.empty(x, out)
 
         matrices = v.numel() - state.vectors.numel()
         k = count(self.density, matrices)

@@ -36,7 +36,7 @@ class Strom(Reducer[Tensor, StromState]):
 
     def reduce(self, x: Tensor, state: StromState, comm: Comm, out: Tensor, /) -> None:
         kernels.accumulate(state.r, x)
-        x.zero_()
+        exchange.empty(x, out)
         quantum = self.tau * state.unit
         loud = kernels.select(state.r, quantum)
         loud = loud[state.r[loud].abs() > quantum]

@@ -68,7 +68,7 @@ class Variance(Reducer[Moments, VarianceState]):
     def reduce(self, local: Moments, state: VarianceState, comm: Comm, out: Tensor, /) -> None:
         r, v = state.r, state.v
         sure = kernels.variance_step(r, v, local.mean, local.square, self.alpha, self.zeta)
-        local.mean.zero_()
+        exchange.empty(local.mean, out)
         message, told = self._encode(r, sure, state, comm)
         messages = exchange.gather_bytes(message, comm, state.room, limit=exchange.dense_bytes(r, comm))
         state.lost = state.held = 0.0

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thinwire import kernels, memory
+from thinwire import exchange, kernels, memory
 from thinwire.comm import Comm
 from thinwire.exchange import Room
 from thinwire.methods.strom import check_quantum, send_quanta
@@ -50,7 +50,7 @@ class VarianceStrom(Reducer[Moments, VarianceStromState]):
     def reduce(self, local: Moments, state: VarianceStromState, comm: Comm, out: Tensor, /) -> None:
         r, v, quantum = state.r, state.v, self.tau * state.unit
         sure = kernels.variance_step(r, v, local.mean, local.square, self.alpha, self.zeta)
-        local.mean.zero_()
+        exchange.empty(local.mean, out)
         loud = r[sure].abs() > quantum
         quiet, index = sure[~loud], sure[loud]
         v[quiet] *= self.zeta

@@ -25,7 +25,7 @@ from thinwire.kernels.cpu.lanes import (
 )
 from thinwire.kernels.reference import index_dtype
 
-CHUNK = 32  # words noted before their entries are looked at: 8 kB of float32, which the first cache still holds
+CHUNK = 8  # words noted before their entries are looked at: 2 kB of float32, which the first cache still holds
 
 
 def room(numel: int, dtype: torch.dtype) -> Any:
