@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from thinwire import parse
 from thinwire.lab import network
 from thinwire.lab.launch import already_launched, leads
 from thinwire.lab.record import has_ended, read_lines, read_steps
+from thinwire.methods import METHODS
 
 THINWIRE = [sys.executable, "-m", "thinwire"]
 LINK = [] if network.missing_rights() else ["--link", "1gbit"]
@@ -135,18 +138,18 @@ def test_however_the_launcher_ends_its_workers_end_too(start: Start, number: int
 
 @pytest.mark.skipif(not LINK, reason="links cannot be emulated here")
 def test_the_ledger_agrees_with_what_interfaces_count(tmp_path: Path) -> None:
-    methods = [
-        "DDP",
-        "DDP-fp16",
-        "Dense()",
-        "ErrorFeedback(PowerSGD(4))",
-        "ErrorFeedback(TopK(0.05))",
-        "RandomBlock(0.1)",
-    ]
-    methods += ["Variance()", "RankDAD(4)", "ErrorFeedback(TopK(0.1)) every 5", "ErrorFeedback(ExDyna(0.05))"]
+    methods = ["DDP", "DDP-fp16", "Cast(Dense())", "ErrorFeedback(TopK(0.1)) every 5", "RandomK(0.1, agree=False)"]
+    methods += ["ErrorFeedback(TopK(0.05, agree=True))"]
+    for name in METHODS:  # each as it is usually meant, sending more than frames
+        plain = {"Threshold": "Threshold(density=0.05)", "Strom": "Strom(0.01)", "SignSGD": "SignSGD()"}.get(name)
+        plain = plain or {"VarianceStrom": "VarianceStrom(1.0, tau=0.01)"}.get(name)
+        plain = plain or (f"{name}(0.05)" if "density" in {f.name for f in fields(METHODS[name])} else f"{name}()")
+        methods.append(f"ErrorFeedback({plain})" if parse(plain).needs_memory else plain)
     chosen = [word for method in methods for word in ("--method", method)]
     run("compare", *chosen, "--steps", "40", "--link", "200mbit", "--out", str(tmp_path))
-    for method in json.loads((tmp_path / "summary.json").read_text())["methods"]:
+    told = json.loads((tmp_path / "summary.json").read_text())["methods"]
+    assert len(told) == len(methods)
+    for method in told:
         assert method["measured_bytes_a_step"] == pytest.approx(method["wire_bytes_a_step"], rel=0.05), method["method"]
 
 
