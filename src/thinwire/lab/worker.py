@@ -60,15 +60,17 @@ def failure_file(folder: Path, rank: int) -> Path:
 
 def end_with_launcher() -> None:
     """Leave at once when the process that started the run is no more, however it went."""
-    parent, launcher = os.getppid(), f"/proc/{os.environ.get('THINWIRE_LAUNCHER')}"
+    launcher = os.environ.get("THINWIRE_LAUNCHER")
+    if launcher is None or not os.path.exists("/proc"):
+        return
+    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent and os.path.exists(launcher):
+        while os.getppid() == parent and os.path.exists(f"/proc/{launcher}"):  # it may be gone already
             time.sleep(0.5)
         os._exit(1)
 
-    if os.path.exists(launcher):
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
