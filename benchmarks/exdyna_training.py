@@ -1,6 +1,7 @@
 """Whether ExDyna meets its density while something is trained: a CNN on the digits, a transformer on Python's library.
 
     python benchmarks/exdyna_training.py [--workers 4] [--steps 500] [--densities 0.1 0.01 0.001]
+    python benchmarks/exdyna_training.py --records FOLDER ...       # of runs that the lab has made with ExDyna
 
 All workers in one process (`thinwire.lab.ranks`), SGD with momentum. Deviations from the target: of the mean of 20
 steps at step 100, of the worst mean of 20 from step 200 on, of the mean from step 200 on; the highest single step;
@@ -13,9 +14,10 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thinwire.lab.ranks import Ranks
+from thinwire.lab.summary import Records
 from thinwire.lab.tasks import Task, load_task
 from thinwire.methods.exdyna import ExDyna
 
@@ -47,12 +49,22 @@ def train(task: Task, density: float, workers: int, steps: int) -> None:
         for p, part in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
             p.grad = part.view_as(p)
         optimizer.step()
-    ratios = torch.tensor(found)
-    means = ratios.unfold(0, 20, 1).mean(1) - 1
     label = f"{task.name}, {numel} entries, {workers} workers, {density} (k = {target})"
+    tell(label, torch.tensor(found), losses)
+
+
+def tell(label: str, ratios: Tensor, losses: list[float]) -> None:
+    means = ratios.unfold(0, 20, 1).mean(1) - 1
     print(f"{label:60s}{float(means[80].abs()):10.3f}{float(means[181:].abs().max()):10.3f}", end="")
     print(f"{float((ratios[200:].mean() - 1).abs()):10.4f}{float(ratios.max()):10.2f}", end="")
     print(f"   {losses[0]:.3f} to {sum(losses[-20:]) / 20:.3f}", flush=True)
+
+
+def tell_records(folder: Path) -> None:
+    records = Records.read(folder)
+    run, steps = records.run, [line for line in records.steps if "build_up" in line][1:]  # the first one is dense
+    label = f"{run.task}/{run.model}, {run.workers} workers, {run.method}, {run.optimizer}, seed {run.seed}"
+    tell(label, torch.tensor([line["build_up"] for line in steps]), [line["loss"] for line in steps])
 
 
 def main() -> int:
@@ -61,10 +73,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--densities", type=float, nargs="+", default=[0.1, 0.01, 0.001])
     parser.add_argument("--tasks", nargs="+", default=["digits/cnn", "stdlib/0.8M"])
+    parser.add_argument("--records", type=Path, nargs="+", default=[])
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'':60s}{'at 100':>10s}{'20 steps':>10s}{'mean':>10s}{'highest':>10s}   loss")
-    for name in args.tasks:
+    for folder in args.records:
+        tell_records(folder)
+    for name in [] if args.records else args.tasks:
         task = load_task(*name.split("/"), Path("data"))
         for density in args.densities:
             train(task, density, args.workers, args.steps)
