@@ -48,7 +48,7 @@ def test_every_sparsifier_has_a_memory() -> None:
 
 
 def result(validation: float | None, wire: float = 1.0, metric: str = "accuracy", **factors: object) -> Result:
-    return Result(factors, metric, validation, validation, wire, 0.1, 0.1, 1)  # type: ignore[arg-type]
+    return Result(factors, metric, validation, validation, wire, 0.1, 0.1, [validation], {})  # type: ignore[arg-type]
 
 
 def test_an_effect_is_taken_over_pairs_that_differ_in_nothing_else() -> None:
@@ -114,7 +114,7 @@ def test_the_best_learning_rate_is_chosen_and_seeds_are_averaged(tmp_path: Path)
             write_run(tmp_path / cell.name, "DDP", speed=speed + 0.1 * seed)
             cells.append(cell)
     (found,) = results(cells, tmp_path, {})
-    assert found.lr == 0.3 and found.seeds == 2 and found.factors == {"method": "DDP"}
+    assert found.lr == 0.3 and len(found.values) == 2 and len(found.unchosen) == 1 and found.factors == {"method": "DDP"}
     assert found.validation == pytest.approx((0.7 + 0.8) / 2)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire import memory
 from thinwire.feedback import Adam, Momentum
 from thinwire.lab import figures
-from thinwire.lab.methods import canonical, split
+from thinwire.lab.methods import Timed, canonical, split
 from thinwire.lab.record import Run
 from thinwire.lab.study import Cell, Result, Study, effect, pareto, points
 from thinwire.lab.summary import Records
@@ -231,18 +231,24 @@ def rank_draw(found: list[Result]) -> list[go.Figure]:
 # ── frontier: quality against bytes, at every step and with local steps ────────────────────────────────────────────
 
 
+BEFORE_STEPS = {"sgd": ("DGC(0.01)",), "adamw": ("Adam(ErrorFeedback(ExDyna(0.01)))",)}  # what moves before sending
+
+
 def frontier_cells(base: Run, quick: bool) -> list[Cell]:
-    inner = ["Dense()", "ErrorFeedback(TopK(0.1))"] if quick else ["Dense()", "Cast(Dense())"]
+    inner = ["Dense()", "ErrorFeedback(TopK(0.1))"]
     if not quick:
-        inner += [f"ErrorFeedback(TopK({d}))" for d in (0.1, 0.03, 0.01)]
-        inner += ["ErrorFeedback(PowerSGD(4))", "ErrorFeedback(ExDyna(0.01))", "ErrorFeedback(QSGD(4))"]
+        inner += ["Cast(Dense())", "ErrorFeedback(TopK(0.01))", "RandomBlock(0.1)", "ErrorFeedback(SignSGD())"]
+        inner += [f"ErrorFeedback(ExDyna({density}))" for density in (0.1, 0.03, 0.01, 0.001)]
+        inner += ["ErrorFeedback(PowerSGD(4))", "ErrorFeedback(QSGD(4))"]
     settings = []
-    for optimizer, every, method in itertools.product(
-        (base.optimizer,) if quick else ("sgd", "adamw"), (1, 10) if quick else (1, 4, 10, 30), inner
-    ):
-        spelled = method if every == 1 else f"{method} every {every}"
-        factors = {"method": method, "every": every, "optimizer": optimizer}
-        settings.append((factors, {**_with(base, optimizer), "method": spelled}))
+    for optimizer in (base.optimizer,) if quick else ("sgd", "adamw"):
+        timed = [Timed(method, every) for every in ((0, 10) if quick else (0, 4, 10, 30)) for method in inner]
+        if not quick:
+            timed += [Timed(method) for method in ("Variance()", "RankDAD(4)", *BEFORE_STEPS[optimizer])]
+        for one in timed:
+            factors = {"method": one.reducer, "every": max(1, one.every), "optimizer": optimizer}
+            changes = {**_with(base, optimizer), **_instead(parse(one.reducer)), "method": str(one)}
+            settings.append((factors, changes))
     return _cells(base, (1.0,) if quick else (1.0, 0.3, 3.0), (0,) if quick else (0, 1), settings)
 
 
