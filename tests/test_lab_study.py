@@ -114,7 +114,9 @@ def test_the_best_learning_rate_is_chosen_and_seeds_are_averaged(tmp_path: Path)
             write_run(tmp_path / cell.name, "DDP", speed=speed + 0.1 * seed)
             cells.append(cell)
     (found,) = results(cells, tmp_path, {})
-    assert found.lr == 0.3 and len(found.values) == 2 and len(found.unchosen) == 1 and found.factors == {"method": "DDP"}
+    assert (
+        found.lr == 0.3 and len(found.values) == 2 and len(found.unchosen) == 1 and found.factors == {"method": "DDP"}
+    )
     assert found.validation == pytest.approx((0.7 + 0.8) / 2)
 
 

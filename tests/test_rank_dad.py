@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dad_worker import batch, build, distance, distributed, loss_of, pooled
-from thinwire import RankDAD, introspect, parse
+from thinwire import RankDAD, introspect, memory, parse
 from thinwire.capture.layers import Layers
 from thinwire.comm.crew import CrewComm, crew
 from thinwire.comm.dry import DryComm
 from thinwire.factors import Factors, Form, Use
 from thinwire.lane import Inline
 from thinwire.methods.rank_dad import Thin, compress
-from thinwire.reducer import Layout
+from thinwire.reducer import Layout, MethodWarning
 from thinwire.rules import LOOKUP, PRODUCT, Convolution
 
 torch.set_num_threads(1)
@@ -383,3 +383,13 @@ def test_the_published_iteration_converges_when_it_is_given_time():
     left, right = RankDAD.published(5, iterations=40).columns(local, 0, torch.Generator().manual_seed(0), gradient)
     optimum = float(torch.linalg.svdvals(gradient)[4:].norm())
     assert float((gradient - left @ right.T).norm()) < 1.01 * optimum
+
+
+def test_what_was_not_sent_is_lost_with_another_number_of_workers_and_that_is_said():
+    method, layout = RankDAD(1, feedback=True), Layout(("weight",), (torch.Size([6, 5]),))
+    state = method.init(layout)
+    state.left, state.right = torch.ones(6), torch.full((5,), 2.0)
+    saved = memory.save(state, layout)
+    memory.load(method.init(layout), saved, layout)
+    with pytest.warns(MethodWarning, match=r"norm 4\.47.* is dropped"):
+        memory.load(method.init(layout), saved, layout, same_world=False)

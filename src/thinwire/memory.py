@@ -12,6 +12,7 @@ A field that holds another dataclass is a nested state.
 """
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thinwire.reducer import Layout
+from thinwire.reducer import Layout, MethodWarning
 
 Merge = Literal["sum", "mean"]
 
@@ -82,6 +83,13 @@ def load(state: Any, saved: dict[str, Any] | None, layout: Layout, *, same_world
             setattr(state, f.name, None if kept is None else _flat(kept, layout, f.name))
         elif f.metadata.get("kind") != "per_world" or same_world:
             setattr(state, f.name, _moved(copy.deepcopy(kept), layout.device))
+        elif f.metadata.get("unsent") and kept is not None:
+            warnings.warn(
+                f"{type(state).__name__} of {layout.names[0]} and what lies beside it: what was not sent yet (norm "
+                f"{float(kept.norm()):.3g}) cannot be dealt out among another number of workers, and is dropped",
+                MethodWarning,
+                stacklevel=2,
+            )
 
 
 def merge(saved: list[dict[str, Any] | None], state: Any) -> dict[str, Any] | None:

@@ -31,9 +31,12 @@ from thinwire.rules import PRODUCT
 EXTRA = 4  # columns looked for beyond those sent: with one iteration, errors within about twice the optimum
 
 
-def own(*, degree: int = 0) -> Any:
-    """This worker's own, and nothing that could be summed over workers: it starts anew with their number."""
-    return field(default=None, metadata={"kind": "per_world", "degree": degree})
+def own(*, degree: int = 0, unsent: bool = False) -> Any:
+    """This worker's own, and nothing that could be summed over workers: it starts anew with their number.
+
+    unsent: mass is in it, and is lost then, which is said.
+    """
+    return field(default=None, metadata={"kind": "per_world", "degree": degree, "unsent": unsent})
 
 
 @dataclass
@@ -45,7 +48,7 @@ class RankDADState:
     step: int = memory.shared(0)
     start: Tensor | None = own()  # P of the last step, of all weights, one after the other
     left: Tensor | None = own()  # what was not sent, as thin as what is sent: left @ right.T
-    right: Tensor | None = own(degree=1)
+    right: Tensor | None = own(degree=1, unsent=True)
     spectra: Tensor | None = own(degree=1)  # [weights, rank]: singular values sent in the last step
     energies: Tensor | None = own(degree=2)  # squared lengths of the last gradients; nan where too dear to find
     overlaps: Tensor | None = own()
