@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from statistics import fmean, median
 
 import pytest
 import torch
@@ -72,8 +73,8 @@ class Oracle:
             return self.send(range(self.ng)), None
         if self.delta is None:
             published = 1 / (2 * math.sqrt(self.k))
-            mean = sum(self.kth(row) for row in a) / self.n
-            self.delta = published if self.control == "official" else min(max(mean, 1e-30), 1e30)
+            middle = median(self.kth(row) for row in a)
+            self.delta = published if self.control == "official" else min(max(middle, 1e-30), 1e30)
 
         chosen, above, far_above = [], [], 0
         for rank in range(self.n):
@@ -90,7 +91,7 @@ class Oracle:
                     largest = sorted(mine, key=lambda i: -abs(a[rank][i]))[: self.most()]
                     mine = sorted(largest)
             chosen.append(mine)
-        measured = sum(self.kth(row) for row in a) / self.n if self.lost else 0.0
+        measured = median(self.kth(row) for row in a) if self.lost else 0.0
         out = self.send(sorted(i for mine in chosen for i in mine))
 
         by_part = [above[(part - self.t) % self.n] for part in range(self.n)]
@@ -103,7 +104,7 @@ class Oracle:
             x = sent / self.k
             self.delta *= 1.005 if x > 1.1 else 1.00125 if x > 0.909 else 0.995
         else:
-            self.scale(sent, sum(above), far_above, measured)
+            self.scale(sent, above, far_above, measured)
         self.delta = min(max(self.delta, 1e-30), 1e30)
         self.t += 1
         return out, chosen
@@ -118,15 +119,15 @@ class Oracle:
         return out
 
     def scale(self, sent, above, far_above, measured):
-        halvings = math.log2((above + 1) / (far_above + 1))
+        halvings = math.log2((sum(above) + 1) / (far_above + 1))
         self.reach *= min(max(1 / max(halvings, 1e-9), 0.25), 4.0) ** 0.3
         self.reach = min(max(self.reach, 1e-4), 1.0)
         if measured > 0:
             self.lost, self.trend, self.delta = False, 0.0, measured
             return
-        wanted = self.k * self.margin
-        self.lost = above > 3 * (1 + 4 / math.sqrt(self.k)) * wanted
-        error = min(above / wanted - 1, 1.0)
+        fair = self.k * self.margin / self.n
+        self.lost = median(above) > 3 * (1 + 4 / math.sqrt(self.k)) * fair
+        error = fmean([min(one / fair, 2.0) for one in above]) - 1
         self.margin = min(max(self.margin * math.exp(0.2 * (1 - sent / self.k)), 1.0), 10.0)
         self.trend = min(max(self.trend + min(0.25, 0.8 / self.n) * error, -1.0), 1.0)
         self.delta *= math.exp((0.8 * error + self.trend) * self.reach / math.log(2))

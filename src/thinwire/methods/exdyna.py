@@ -19,6 +19,7 @@ depends on it, and lies low enough to fill the slots; boundaries are cut where t
 """
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -129,9 +130,9 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         return (workers - 1) * self.message(state) < values * (state.numel - state.target)
 
     def start(self, state: ExDynaState, measured: list[float]) -> None:
-        """The first threshold: the mean of what the workers measured."""
+        """The first threshold: the median of what the workers measured, since one of them may be far off."""
         published = thresholds.start_as_published(state.target)
-        state.control.set(published if self._as_published else sum(measured) / len(measured))
+        state.control.set(published if self._as_published else statistics.median(measured))
 
     def pick(self, x: Tensor, state: ExDynaState, rank: int) -> Report:
         """Parts 2 and 3: what reaches the threshold in the partition that is this worker's at this step."""
@@ -227,9 +228,9 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         sent = sum(state.picks)
         if self._as_published:
             return thresholds.scale_as_published(state.control, sent, state.target)
-        above, far_above = sum(r.above for r in reports), sum(r.far_above for r in reports)
-        seen = Counted(sent, above, far_above, sum(r.measured for r in reports) / len(reports))
-        thresholds.scale_fast(state.control, seen, state.target, len(reports))
+        far_above, measured = sum(r.far_above for r in reports), statistics.median(r.measured for r in reports)
+        seen = Counted(sent, [r.above for r in reports], far_above, measured)
+        thresholds.scale_fast(state.control, seen, state.target)
 
     def metrics(self, state: ExDynaState, /) -> dict[str, float]:
         sent = sum(state.picks) if state.picks else state.numel  # no picks: all was sent

@@ -5,6 +5,7 @@ what its own worker picks, so workers whose exp or log differ in the last bit st
 """
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from thinwire import memory
@@ -38,12 +39,12 @@ class Counted:
     """What all workers together found and sent in one step."""
 
     sent: int
-    above: int  # entries at or above the threshold, sent or not
-    far_above: int  # those at or above e^reach times the threshold
+    above: list[int]  # of each worker, entries at or above the threshold, sent or not
+    far_above: int  # those of all that are at or above e^reach times the threshold
     measured: float = 0.0  # the threshold they measured, if they were asked to
 
 
-def scale_fast(control: Control, seen: Counted, target: int, workers: int) -> None:
+def scale_fast(control: Control, seen: Counted, target: int) -> None:
     """Divide the error by how steeply the count falls with the threshold, and follow trends.
 
     Raising a threshold by a thousandth loses a few thousandths of the entries when the gradient is fresh, and some
@@ -55,20 +56,23 @@ def scale_fast(control: Control, seen: Counted, target: int, workers: int) -> No
     Where slots cut off the peaks, as many entries must be above the threshold that slots are full on most steps:
     the margin grows until the target is sent on average. No control that acts a step later could make good what
     one batch with larger gradients than the last adds or takes away.
+
+    One worker may see gradients fifty times those of the others, for a batch. It has its slots and no more, so what it
+    has above the threshold counts as at most two fair shares, or the others would send nothing for as long.
     """
     assert control.threshold is not None
-    halvings = math.log2((seen.above + 1) / (seen.far_above + 1))
+    halvings = math.log2((sum(seen.above) + 1) / (seen.far_above + 1))
     control.reach *= min(max(1 / max(halvings, 1e-9), 0.25), 4.0) ** REACH_LEARNS
     control.reach = min(max(control.reach, 1e-4), 1.0)
 
     if seen.measured > 0:
         control.lost, control.trend = False, 0.0
         return control.set(seen.measured)
-    wanted, chance = target * control.margin, 4 / math.sqrt(target)
-    control.lost = seen.above > LOST * (1 + chance) * wanted
-    error = min(seen.above / wanted - 1, 1.0)
+    fair, chance = target * control.margin / len(seen.above), 4 / math.sqrt(target)
+    control.lost = statistics.median(seen.above) > LOST * (1 + chance) * fair
+    error = statistics.fmean(min(above / fair, 2.0) for above in seen.above) - 1
     control.margin = min(max(control.margin * math.exp(MARGIN_LEARNS * (1 - seen.sent / target)), 1.0), WIDEST_MARGIN)
-    control.trend = min(max(control.trend + min(LATER, LATER_IN_ALL / workers) * error, -1.0), 1.0)
+    control.trend = min(max(control.trend + min(LATER, LATER_IN_ALL / len(seen.above)) * error, -1.0), 1.0)
     steps = AT_ONCE * error + control.trend
     control.set(control.threshold * math.exp(steps * control.reach / math.log(2)))
 
