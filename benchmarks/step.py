@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _ratio import check
 
 from thinwire.lab.compare import DEFAULT
 from thinwire.lab.launch import start
@@ -43,7 +42,8 @@ def worker(order: dict[str, Any], out: Path) -> None:
         torch.manual_seed(0)
         model = task.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        run: Any = SimpleNamespace(method=method, grain=None, overlap=None)  # the defaults, as a user gets them
+        spelled, _, grain = method.partition(" @")  # without one, what a user gets by default
+        run: Any = SimpleNamespace(method=spelled, grain=grain or None, overlap=grain == "bucket" if grain else None)
         contenders[method] = wrap_model(model, optimizer, run, world), optimizer
     times: dict[str, list[float]] = {method: [] for method in contenders}
     costs: dict[str, dict[str, float]] = {}
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps a contender takes in one round")
     parser.add_argument("--warm", type=int, default=2, help="steps before; what methods send settles over the first 20")
-    parser.add_argument("--methods", help="spellings, separated by semicolons")
+    parser.add_argument("--methods", help="spellings, separated by semicolons; TopK(0.01) @bucket sets the grain")
     parser.add_argument("--json", type=Path, help="write the ratios here")
     parser.add_argument("--against", type=Path, help="fail if a ratio to DDP is a quarter above the one recorded here")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -122,6 +122,8 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps({"command": sys.argv, "links": rows}, indent=1) + "\n")
     if options.against:
+        from _ratio import check  # beside this file, where the workers, who import it as a module, do not look
+
         recorded = json.loads(options.against.read_text())["links"]
         check(_to_ddp(rows), _to_ddp(recorded))
 
