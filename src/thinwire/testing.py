@@ -14,6 +14,7 @@ Cases go from small to large, so the first one to fail is the smallest that show
 """
 
 import io
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -184,7 +185,7 @@ class _untouched_generators:
     case: Case
 
     def _states(self) -> list[Any]:
-        return [torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())]
+        return [torch.get_rng_state().numpy().tobytes(), random.getstate(), pickle.dumps(np.random.get_state())]
 
     def __enter__(self) -> None:
         self.before = self._states()
