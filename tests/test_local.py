@@ -57,7 +57,8 @@ def test_laws_in_one_process(fragments):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_real_processes(world):
-    chosen = [(spelling, fragments) for spelling in METHODS for fragments in FRAGMENT_ENDS]
+    numbers = {2: FRAGMENT_ENDS, 3: [1], 4: [4]}[world]
+    chosen = [(spelling, fragments) for spelling in METHODS for fragments in numbers]
     calls: list[tuple[str, dict[str, Any]]] = [
         ("laws", {"spelling": spelling, "fragments": fragments}) for spelling, fragments in chosen
     ]
