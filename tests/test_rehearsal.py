@@ -55,6 +55,16 @@ def test_it_trains_as_processes_do(tmp_path: Path) -> None:
                 assert one["payload_bytes"] == pytest.approx(other["payload_bytes"], rel=0.01), method
 
 
+def test_one_that_was_ended_is_made_again(tmp_path: Path) -> None:
+    a_run("Dense()").write(tmp_path)
+    (tmp_path / "rank0.jsonl").write_text('{"start": 0}\n' + '{"step": 1, "loss": 2.0, "seconds": 0.1}\n' * 5)
+    heard: list[int] = []
+    assert not rehearse_all([tmp_path], 1, lambda _, line: heard.append(line.get("step", 0)))
+    steps = [line["step"] for line in read_steps(tmp_path / "rank0.jsonl")]
+    assert steps == list(range(13))
+    assert [step for step in heard if step][-12:] == steps[1:]
+
+
 def test_several_at_once_and_what_cannot_be_is_said(tmp_path: Path) -> None:
     methods = ["Dense()", "RankDAD()", "ErrorFeedback(TopK(0.1)) every 4"]
     folders = [tmp_path / str(number) for number in range(3)]

@@ -5,7 +5,6 @@ processes nor links. So a study can make as many runs at once as there are cores
 other run, with one file for all workers: bytes are their mean.
 """
 
-import contextlib
 import copy
 import math
 import os
@@ -27,7 +26,7 @@ from thinwire.lab import LabError
 from thinwire.lab.launch import OnStep
 from thinwire.lab.loop import judge, make_optimizer, rate_at, told
 from thinwire.lab.methods import BASELINES, split
-from thinwire.lab.record import Line, Recorder, Run, follow, has_ended, rank_file
+from thinwire.lab.record import Line, Recorder, Run, follow, has_ended, rank_file, write_text
 from thinwire.lab.tasks import Task, load_task
 from thinwire.lab.worker import end_with_launcher
 from thinwire.local import local
@@ -52,8 +51,7 @@ class Workers(Protocol):
 
 def rehearse(run: Run, task: Task, folder: Path) -> None:
     """Make one run, from its first step to its last."""
-    with contextlib.suppress(FileNotFoundError):
-        rank_file(folder, 0).unlink()  # of a rehearsal that was ended before its time
+    write_text(rank_file(folder, 0), "")  # in the place of a rehearsal that was ended; whoever follows that one notices
     recorder = Recorder(rank_file(folder, 0))
     torch.manual_seed(run.seed)
     with Crew(run.workers) as crew:
