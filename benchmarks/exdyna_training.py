@@ -3,7 +3,7 @@
     python benchmarks/exdyna_training.py [--workers 4] [--steps 500] [--densities 0.1 0.01 0.001]
     python benchmarks/exdyna_training.py --records FOLDER ...       # of runs that the lab has made with ExDyna
 
-All workers in one process (`thinwire.lab.ranks`), SGD with momentum. Deviations from the target: of the mean of 20
+All workers in one process (a rehearsal of the lab), SGD with momentum. Deviations from the target: of the mean of 20
 steps at step 100, of the worst mean of 20 from step 200 on, of the mean from step 200 on; the highest single step;
 and the loss. Batches differ in scale here, and late on the digits by orders of magnitude, because the CNN comes to
 know them by heart: the loss beside the figures says when.
@@ -11,46 +11,25 @@ know them by heart: the loss beside the figures says when.
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from thinwire.lab.ranks import Ranks
+from thinwire.lab.record import Run
+from thinwire.lab.rehearsal import rehearse
 from thinwire.lab.summary import Records
 from thinwire.lab.tasks import Task, load_task
-from thinwire.methods.exdyna import ExDyna
 
 
-def gradient(model: nn.Module, task: Task, step: int, rank: int, workers: int) -> tuple[torch.Tensor, float]:
-    inputs, targets = task.data.train(0, step, rank, workers, task.batch)
-    model.zero_grad()
-    loss = task.loss(model(inputs), targets)
-    loss.backward()
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([part.flatten() for part in parts]), float(loss.detach())
-
-
-def train(task: Task, density: float, workers: int, steps: int) -> None:
-    torch.manual_seed(0)
-    model = task.model()
-    parameters = list(model.parameters())
-    numel = sum(p.numel() for p in parameters)
-    ranks, target = Ranks(ExDyna(density), workers, numel), int(density * numel + 1e-9)
-    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-    found, losses = [], []
-    for step in range(steps):
-        told = [gradient(model, task, step, rank, workers) for rank in range(workers)]
-        index = ranks.step(torch.stack([g for g, _ in told]))
-        found.append(index.numel() / target)
-        losses.append(sum(loss for _, loss in told) / workers)
-        mean = torch.zeros(numel)
-        mean[index.long()] = ranks.values
-        for p, part in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
-            p.grad = part.view_as(p)
-        optimizer.step()
-    label = f"{task.name}, {numel} entries, {workers} workers, {density} (k = {target})"
-    tell(label, torch.tensor(found), losses)
+def train(task: Task, name: str, density: float, workers: int, steps: int) -> None:
+    kind, model = name.split("/")
+    run = Run(f"ErrorFeedback(ExDyna({density}))", kind, model, task.metric, workers, steps, task.batch, lr=0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        run.write(Path(folder))
+        rehearse(run, task, Path(folder))
+        tell_records(Path(folder))
 
 
 def tell(label: str, ratios: Tensor, losses: list[float]) -> None:
@@ -82,7 +61,7 @@ def main() -> int:
     for name in [] if args.records else args.tasks:
         task = load_task(*name.split("/"), Path("data"))
         for density in args.densities:
-            train(task, density, args.workers, args.steps)
+            train(task, name, density, args.workers, args.steps)
     return 0
 
 

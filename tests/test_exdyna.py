@@ -1,6 +1,7 @@
 """ExDyna's rules one by one, its control of the density, its balance, and what it sends."""
 
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -256,6 +257,17 @@ def test_batches_of_unlike_scale_do_not_shake_the_density():
     ratios, ranks = track(ExDyna(0.01), 4, scales, numel=50_000)
     assert (twenty(ratios)[181:] - 1).abs().max() <= 0.05 and abs(ratios[200:].mean() - 1) <= 0.02
     assert ratios.max() < 1.05 and ranks.state.control.margin > 1.05
+
+
+def test_one_workers_burst_does_not_silence_the_others():
+    numel, workers = 50_000, 4
+    ranks, stream = Ranks(ExDyna(0.01), workers, numel), Stream(numel, workers)
+    ratios = []
+    for step in range(160):
+        gradients = stream(1.0)
+        gradients[0] *= 50 if step == 120 else 1
+        ratios.append(ranks.step(gradients).numel() / 500)
+    assert fmean(ratios[120:]) > 0.7  # 0.37 if all that one worker has above the threshold counted
 
 
 def test_fewer_values_than_wanted_are_all_sent():

@@ -141,9 +141,9 @@ def test_the_ledger_agrees_with_what_interfaces_count(tmp_path: Path) -> None:
     methods = ["DDP", "DDP-fp16", "Cast(Dense())", "ErrorFeedback(TopK(0.1)) every 5", "RandomK(0.1, agree=False)"]
     methods += ["ErrorFeedback(TopK(0.05, agree=True))"]
     for name in METHODS:  # each as it is usually meant, sending more than frames
-        plain = {"Threshold": "Threshold(density=0.05)", "Strom": "Strom(0.01)", "SignSGD": "SignSGD()"}.get(name)
-        plain = plain or {"VarianceStrom": "VarianceStrom(1.0, tau=0.01)"}.get(name)
-        plain = plain or (f"{name}(0.05)" if "density" in {f.name for f in fields(METHODS[name])} else f"{name}()")
+        sparse = "density" in {f.name for f in fields(METHODS[name])}
+        given = {"Strom": "0.01", "VarianceStrom": "1.0, tau=0.01"}.get(name, "density=0.05" if sparse else "")
+        plain = f"{name}({given})"
         methods.append(f"ErrorFeedback({plain})" if parse(plain).needs_memory else plain)
     chosen = [word for method in methods for word in ("--method", method)]
     run("compare", *chosen, "--steps", "40", "--link", "200mbit", "--out", str(tmp_path))

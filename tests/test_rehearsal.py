@@ -47,7 +47,7 @@ def test_it_trains_as_processes_do(tmp_path: Path) -> None:
         folder = tmp_path / "threads" / str(number)
         a_run(method).write(folder)
         rehearse(a_run(method), load_task("digits", "mlp", tmp_path), folder)
-        (real,), (told,) = ([read_steps(f / "rank0.jsonl")] for f in (folders[number], folder))
+        real, told = (read_steps(f / "rank0.jsonl") for f in (folders[number], folder))
         for one, other in zip(real, told, strict=True):
             if "validation_loss" in one:
                 assert one["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-6), method

@@ -40,8 +40,7 @@ def train(run: Run, task: Task, folder: Path, resume: bool, on_step: Callable[[L
 
     for step in range(first, run.steps):
         began, sent = time.perf_counter(), sent_bytes()
-        for group in optimizer.param_groups:
-            group["lr"] = run.lr * rate_at(step, run)
+        set_rate(optimizer, step, run)
         x, y = (part.to(device) for part in task.data.train(run.seed, step, rank, world, run.batch))
         optimizer.zero_grad()
         loss = task.loss(wrapped.net(x), y)
@@ -75,6 +74,11 @@ def make_optimizer(parameters: Iterable[nn.Parameter], run: Run) -> Optimizer:
     if run.optimizer == "sgd":
         return torch.optim.SGD(parameters, run.lr, run.momentum, weight_decay=run.weight_decay)
     return torch.optim.AdamW(parameters, run.lr, weight_decay=run.weight_decay)
+
+
+def set_rate(optimizer: Optimizer, step: int, run: Run) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = run.lr * rate_at(step, run)
 
 
 def rate_at(step: int, run: Run) -> float:

@@ -20,7 +20,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
-from thinwire.comm.base import MESSAGES, WIRE
+from thinwire.comm.base import MESSAGES, WIRE, Ledger
 from thinwire.ddp import Handle, handle, wrap
 from thinwire.lab import LabError
 from thinwire.lab.record import Run
@@ -65,9 +65,16 @@ def split(method: str) -> Timed:
     found = _EVERY.fullmatch(method)
     if not found:
         return Timed(method)
-    reducer, every, rate, momentum = found.groups()
-    outer = PLAIN if rate is None else Outer(float(rate), float(momentum), nesterov=float(momentum) > 0)
-    return Timed(reducer, int(every), outer)
+    reducer, every, *numbers = found.groups()
+    if numbers == [None, None]:
+        return Timed(reducer, int(every))
+    try:
+        rate, momentum = map(float, numbers)
+    except ValueError as error:
+        raise ValueError(
+            f"an outer step is a learning rate and a momentum, outer 0.7 0.9, not {' '.join(numbers)}"
+        ) from error
+    return Timed(reducer, int(every), Outer(rate, momentum, nesterov=momentum > 0))
 
 
 @dataclass
@@ -105,11 +112,15 @@ class _Told:
     def __call__(self) -> dict[str, float]:
         metrics, now, before = self.handle.metrics(), copy.copy(self.handle.ledger), self.before
         self.before = now
-        return metrics | {
-            "payload_bytes": now.payload - before.payload,
-            "wire_bytes": now.wire - before.wire + FRAMING * (now.messages - before.messages),
-            "collectives": now.collectives - before.collectives,
-        }
+        return metrics | sent_between(before, now)
+
+
+def sent_between(before: Ledger, now: Ledger) -> dict[str, float]:
+    return {
+        "payload_bytes": now.payload - before.payload,
+        "wire_bytes": now.wire - before.wire + FRAMING * (now.messages - before.messages),
+        "collectives": now.collectives - before.collectives,
+    }
 
 
 def _baseline(model: nn.Module, method: str, world: int, ddp: dict[str, Any]) -> Wrapped:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,14 +24,13 @@ from thinwire.comm import Ledger
 from thinwire.comm.crew import Crew
 from thinwire.lab import LabError
 from thinwire.lab.launch import OnStep
-from thinwire.lab.loop import judge, make_optimizer, rate_at, told
-from thinwire.lab.methods import BASELINES, split
+from thinwire.lab.loop import judge, make_optimizer, set_rate, told
+from thinwire.lab.methods import BASELINES, sent_between, split
 from thinwire.lab.record import Line, Recorder, Run, follow, has_ended, rank_file, write_text
 from thinwire.lab.tasks import Task, load_task
 from thinwire.lab.worker import end_with_launcher
 from thinwire.local import local
 from thinwire.methods.dense import Dense
-from thinwire.plan import FRAMING
 from thinwire.reducer import Layout, Moments
 from thinwire.spelling import parse
 
@@ -97,18 +96,18 @@ class Gradients:
         layout = Layout(self.names, tuple(p.shape for p in self.parameters))
         self.watch = MomentWatch(self.model) if self.method.wants is Moments else None
         self.states = [self.method.init(layout) for _ in crew.comms]
-        self.locals = [layout.zeros() for _ in crew.comms]
+        self.gradients = [layout.zeros() for _ in crew.comms]
         self.outs = [layout.zeros() for _ in crew.comms]
         self.sizes = layout.sizes
 
     def step(self, number: int) -> float:
         known = [self._gradient(number, rank) for rank in range(self.run.workers)]
         if number == 0:  # as under DDP, which arranges its buckets after the first step
-            self.crew.run(lambda c: Dense().reduce(self.locals[c.rank], None, c, self.outs[c.rank]))
+            self.crew.run(lambda c: Dense().reduce(self.gradients[c.rank], None, c, self.outs[c.rank]))
         else:
             self.crew.run(lambda c: self.method.reduce(known[c.rank][0], self.states[c.rank], c, self.outs[c.rank]))
         for p, part in zip(self.parameters, self.outs[0].split(self.sizes)):
-            p.grad = part.view_as(p).clone()  # a view's optimizer state would be one for all
+            p.grad = part.view_as(p)
         set_rate(self.optimizer, number, self.run)
         self.optimizer.step()
         return sum(loss for _, loss in known) / len(known)
@@ -116,7 +115,7 @@ class Gradients:
     def _gradient(self, number: int, rank: int) -> tuple[Any, float]:
         self.model.zero_grad()
         loss = backward(self.model, self.task, number, rank, self.run)
-        flat = self.locals[rank]
+        flat = self.gradients[rank]
         for p, part in zip(self.parameters, flat.split(self.sizes)):
             part.zero_() if p.grad is None else part.copy_(p.grad.flatten())
         if self.watch is None:
@@ -174,20 +173,10 @@ def backward(model: nn.Module, task: Task, number: int, rank: int, run: Run) -> 
     return loss.item()
 
 
-def set_rate(optimizer: torch.optim.Optimizer, step: int, run: Run) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = run.lr * rate_at(step, run)
-
-
 def bytes_between(before: Sequence[Ledger], now: Sequence[Ledger]) -> dict[str, float]:
-    """What a worker sent since `before`, the mean of all; a link carries the frames around messages as well."""
-    pairs, count = list(zip(before, now)), len(now)
-    messages = sum(b.messages - a.messages for a, b in pairs) / count
-    return {
-        "payload_bytes": sum(b.payload - a.payload for a, b in pairs) / count,
-        "wire_bytes": sum(b.wire - a.wire for a, b in pairs) / count + FRAMING * messages,
-        "collectives": sum(b.collectives - a.collectives for a, b in pairs) / count,
-    }
+    """What a worker sent since `before`, the mean of all."""
+    each = [sent_between(a, b) for a, b in zip(before, now)]
+    return {key: sum(one[key] for one in each) / len(each) for key in each[0]}
 
 
 def refuse(run: Run) -> str | None:
@@ -201,9 +190,7 @@ def refuse(run: Run) -> str | None:
     return None
 
 
-def rehearse_all(
-    folders: Sequence[Path], at_once: int, on_step: OnStep, tick: Callable[[], None] = lambda: time.sleep(0.2)
-) -> dict[Path, str]:
+def rehearse_all(folders: Sequence[Path], at_once: int, on_step: OnStep) -> dict[Path, str]:
     """Make all runs that are missing, several at once, each in a process; those that failed, with what was said."""
     failed = {folder: why for folder in folders if (why := refuse(Run.read(folder)))}
     waiting = [folder for folder in folders if folder not in failed and not has_ended(folder)]
@@ -216,7 +203,7 @@ def rehearse_all(
                 command = [sys.executable, "-m", "thinwire.lab.rehearsal", str(folder)]
                 process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
                 running[folder] = process, follow(rank_file(folder, 0))
-            tick()
+            time.sleep(0.2)
             for folder, (process, lines) in list(running.items()):
                 run = Run.read(folder)
                 for line in iter(lambda lines=lines: next(lines), None):  # type: ignore[misc]

@@ -115,9 +115,7 @@ def exdyna_cells(base: Run, quick: bool) -> list[Cell]:
     settings = []
     for workers, density in itertools.product((2, 4) if quick else (2, 4, 8), (0.01,) if quick else (0.01, 0.001)):
         for method in ["Dense()", *sparsifiers(density)]:
-            changes = {"method": method, "workers": workers}
-            if "momentum" in _options(method.partition("(")[0]):
-                changes["momentum"] = 0.0  # it brings its own
+            changes = {"method": method, "workers": workers, **_instead(parse(method))}
             settings.append(({"method": method, "workers": workers}, changes))
     unique = {repr(factors): (factors, changes) for factors, changes in settings}
     return _cells(base, (1.0,), (0,), list(unique.values()))
