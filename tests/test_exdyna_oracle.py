@@ -48,16 +48,17 @@ class Oracle:
     def kth(self, values):
         return sorted((abs(v) for v in values), reverse=True)[min(max(round(self.d * self.ng), 1), self.ng) - 1]
 
-    def most(self):
+    def most(self, rank):
         fair = self.k / self.n
         if self.topology != "static":
-            return math.ceil(1.02 * fair)
+            slots = math.ceil(1.01 * self.k)
+            return slots // self.n + (1 if rank < slots % self.n else 0)
         expected = max(fair, self.fullest) if self.fullest else 2 * fair
         return math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2
 
     def dense_is_cheaper(self):
         widest = max(high - low for low, high in self.ranges())
-        picks = min(self.most(), widest)
+        picks = min(self.most(0), widest)
         bits = min(widest, picks * (2 + math.log2(widest / picks)))
         message = 24 + 8 + 14 + math.ceil(bits / 8) + 1
         return (self.n - 1) * message >= 2 * (self.n - 1) / self.n * 8 * (self.ng - self.k)
@@ -87,8 +88,8 @@ class Oracle:
             else:
                 above.append(len(mine))
                 far_above += sum(abs(a[rank][i]) >= self.delta * math.exp(self.reach) for i in mine)
-                if len(mine) > self.most():
-                    largest = sorted(mine, key=lambda i: -abs(a[rank][i]))[: self.most()]
+                if len(mine) > self.most(rank):
+                    largest = sorted(mine, key=lambda i: -abs(a[rank][i]))[: self.most(rank)]
                     mine = sorted(largest)
             chosen.append(mine)
         measured = median(self.kth(row) for row in a) if self.lost else 0.0
@@ -130,7 +131,7 @@ class Oracle:
         error = fmean([min(one / fair, 2.0) for one in above]) - 1
         self.margin = min(max(self.margin * math.exp(0.2 * (1 - sent / self.k)), 1.0), 10.0)
         self.trend = min(max(self.trend + min(0.25, 0.8 / self.n) * error, -1.0), 1.0)
-        self.delta *= math.exp((0.8 * error + self.trend) * self.reach / math.log(2))
+        self.delta *= math.exp((0.6 * error + self.trend) * self.reach / math.log(2))
 
     def smooth(self, seen):
         if self.loads is None:
@@ -269,7 +270,7 @@ def test_the_configurations_reach_every_corner():
         oracle = Oracle(config["method"], config["workers"], config["numel"])
         before = list(oracle.shares)
         for gradient in gradients_of(**config, seed=seed).tolist():
-            most = oracle.most()
+            most = oracle.most(rank=0)
             _, chosen = oracle.step(gradient)
             over_full = chosen is not None and max(map(len, chosen)) == most
             seen |= {"dense"} if chosen is None else {oracle.topology, f"control {oracle.control}"}

@@ -20,7 +20,7 @@ from thinwire.lab.summary import Records
 from thinwire.local import PLAIN
 from thinwire.methods import METHODS
 from thinwire.methods.dgc import DGC
-from thinwire.reducer import Layout, Reducer
+from thinwire.reducer import Layout, Reducer, inner_reducers
 from thinwire.spelling import parse, spell
 
 LEARNING_RATES = {"sgd": 0.05, "adamw": 2e-3}  # where a task's own optimizer is not the one in question
@@ -265,9 +265,10 @@ def asked_cells(base: Run, methods: Sequence[str], rates: Sequence[float], seeds
 
 def _instead(reducer: Reducer) -> dict:
     """What the optimizer leaves to a reducer that does it before the exchange."""
-    if isinstance(reducer, Adam):
+    kinds = {type(part) for part in inner_reducers(reducer)}
+    if Adam in kinds:
         return {"optimizer": "sgd", "momentum": 0.0}
-    return {"momentum": 0.0} if isinstance(reducer, (Momentum, DGC)) else {}
+    return {"momentum": 0.0} if kinds & {Momentum, DGC} else {}
 
 
 def frontier_tell(found: list[Result]) -> list[str]:

@@ -37,7 +37,7 @@ from thinwire.reducer import Layout, Reducer, check_density, count
 
 TOPOLOGIES = ("recut", "pairwise", "official", "static")
 CONTROLS = ("fast", "official")
-SPARE = 1.02  # slots for each pick that is wanted
+SPARE = 1.01  # slots for each pick that is wanted
 REPORT = 24  # bytes before a worker's indices: two counts and a magnitude
 
 
@@ -119,7 +119,7 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
     def message(self, state: ExDynaState) -> int:
         """How many bytes each worker tells the others: all know before anybody has picked."""
         widest = max(end - start for start, end in pairwise(self._edges(state)))
-        return REPORT + slots.size(self._most(state), widest)
+        return REPORT + slots.size(self._most(state, rank=0), widest)
 
     def pays(self, state: ExDynaState, itemsize: int, workers: int) -> bool:
         """The byte test: whether a link carries less for the messages and the values wanted than for everything.
@@ -146,7 +146,7 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
             if not above and high > low:
                 index = index.new_tensor([low + state.step % (high - low)])
             return Report(index.numel(), 0, 0.0, index)
-        values, most = x[index], self._most(state)
+        values, most = x[index], self._most(state, rank)
         far_above = kernels.select(values, control.threshold * math.exp(control.reach)).numel()
         measured = kernels.quantile(x, self.density) if control.lost else 0.0
         return Report(above, far_above, measured, index if above <= most else index[kernels.top_k(values, most)])
@@ -182,15 +182,16 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
     def _edges(self, state: ExDynaState) -> list[int]:
         return partitions.bounds(self._blocks(state.numel, len(state.shares)), state.shares)
 
-    def _most(self, state: ExDynaState) -> int:
-        """How many picks a worker may send.
+    def _most(self, state: ExDynaState, rank: int) -> int:
+        """How many picks a worker may send, the first no fewer than the others.
 
         Little more than its fair share, which then all workers send at every step, because partitions follow the
         load. Where they do not, what the fullest should have, and what chance adds to it.
         """
-        fair = state.target / len(state.shares)
+        workers = len(state.shares)
         if self.topology != "static":
-            return math.ceil(SPARE * fair)
+            return partitions.fair_shares(math.ceil(SPARE * state.target), workers)[rank]
+        fair = state.target / workers
         expected = max(fair, state.fullest) if state.fullest else 2 * fair
         return math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2
 
