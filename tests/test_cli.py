@@ -35,7 +35,7 @@ BAD = {
     "no steps": (["train", "--steps", "0"], "--steps"),
     "no workers": (["compare", "--workers", "0"], "--workers"),
     "bad optimizer": (["train", "--optimizer", "lion"], "sgd, adamw"),
-    "bad schedule": (["train", "--schedule", "linear"], "cosine"),
+    "bad schedule": (["train", "--schedule", "square"], "cosine"),
     "bad grain": (["train", "--grain", "layer"], "tensor, bucket, model"),
     "batch too large": (["train", "--batch", "5000"], "--batch"),
     "missing data": (["train", "--task", "cifar10", "--data", "nowhere"], "thinwire data cifar10"),

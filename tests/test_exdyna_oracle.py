@@ -129,7 +129,7 @@ class Oracle:
         fair = self.k * self.margin / self.n
         self.lost = median(above) > 3 * (1 + 4 / math.sqrt(self.k)) * fair
         error = fmean([min(one / fair, 2.0) for one in above]) - 1
-        self.margin = min(max(self.margin * math.exp(0.2 * (1 - sent / self.k)), 1.0), 10.0)
+        self.margin = min(max(self.margin * math.exp(0.6 * (1 - sent / self.k)), 1.0), 10.0)
         self.trend = min(max(self.trend + min(0.25, 0.8 / self.n) * error, -1.0), 1.0)
         self.delta *= math.exp((0.6 * error + self.trend) * self.reach / math.log(2))
 

@@ -20,7 +20,7 @@ from thinwire.lab.record import Line, Recorder, Run, keep_until, rank_file, writ
 from thinwire.lab.tasks import Task
 
 OPTIMIZERS = ("sgd", "adamw")
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "linear")
 
 
 def train(run: Run, task: Task, folder: Path, resume: bool, on_step: Callable[[Line], None] = lambda _: None) -> None:
@@ -82,13 +82,14 @@ def set_rate(optimizer: Optimizer, step: int, run: Run) -> None:
 
 
 def rate_at(step: int, run: Run) -> float:
-    """The learning rate's factor: constant, or a warm-up over a twentieth and a cosine down to a tenth."""
+    """The learning rate's factor: constant, or a warm-up over a twentieth, then a cosine to a tenth or a line to zero."""
     if run.schedule == "constant":
         return 1.0
     warm = max(1, run.steps // 20)
     if step < warm:
         return (step + 1) / warm
-    return 0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, run.steps - warm))
+    done = (step - warm) / max(1, run.steps - warm)
+    return 0.55 + 0.45 * math.cos(math.pi * done) if run.schedule == "cosine" else 1 - done
 
 
 def evaluate(model: nn.Module, task: Task, device: torch.device, split: str = "validation") -> dict[str, float]:

@@ -15,7 +15,7 @@ LOWEST, HIGHEST = 1e-30, 1e30
 # Shares of the error that are made good at once, and, by a trend that goes on, later. Between two looks of a worker
 # at one entry pass as many steps as there are workers; a trend that learns faster than that swings.
 AT_ONCE, LATER, LATER_IN_ALL = 0.6, 0.25, 0.8
-REACH_LEARNS, MARGIN_LEARNS = 0.3, 0.2  # how fast they follow what is counted
+REACH_LEARNS, MARGIN_LEARNS = 0.3, 0.6  # how fast they follow what is counted
 WIDEST_MARGIN = 10.0
 LOST = 3.0  # when more than this factor too many are above, scaling gives up and measures
 
