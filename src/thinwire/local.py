@@ -1,7 +1,8 @@
 """Local steps: every worker trains on its own for a while, then the workers exchange what that has changed.
 
 `local(model, optimizer, reducer, every=10)` hooks onto the optimizer, so that the training loop stays as it is. Between
-exchanges the replicas differ; right after one they are equal to the bit, in the fragment that was exchanged.
+exchanges the replicas differ; right after one they are equal to the bit, in the fragment that was exchanged, unless
+they go on `ahead`.
 """
 
 import math
@@ -25,6 +26,7 @@ from thinwire.capture.rounds import Rounds
 from thinwire.comm import Comm, Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.ddp import Handle, averages_everything, own_group, warm_kernels, warn_without_memory
+from thinwire.feedback import ErrorFeedback
 from thinwire.lane import Beside, Inline, Lane
 from thinwire.reducer import MethodWarning, Reducer
 
@@ -44,6 +46,7 @@ def local(
     every: Every,
     *,
     outer: Outer = PLAIN,
+    ahead: bool = False,
     fragments: int = 1,
     delay: int = 0,
     average_buffers: bool = True,
@@ -56,11 +59,13 @@ def local(
 
     every: optimizer steps between exchanges; or a schedule, ((0, 1), (500, 10)): after each of the first 500 steps,
     then after every 10; or a function from the steps taken so far to the steps until the next exchange. outer: how the
-    common parameters follow the mean change. fragments: cut the model in as many parts, one exchanged every `every` /
-    `fragments` steps. delay: let that many steps pass beside an exchange before its result is applied.
-    average_buffers: average floating-point buffers that have changed. optimizer_state: as each worker has it, or
-    averaged, densely, at each exchange. check_edits: refuse parameters that somebody else changed between two steps.
-    process_group: who exchanges; by default everybody. comm: the same, for workers that are not processes.
+    common parameters follow the mean change. ahead: let each worker go on from the common parameters plus the share
+    of its own unsent change that it expects all to have, with methods in ErrorFeedback. fragments: cut the model in as
+    many parts, one exchanged every `every` / `fragments` steps. delay: let that many steps pass beside an exchange
+    before its result is applied. average_buffers: average floating-point buffers that have changed. optimizer_state:
+    as each worker has it, or averaged, densely, at each exchange. check_edits: refuse parameters that somebody else
+    changed between two steps. process_group: who exchanges; by default everybody. comm: the same, for workers that are
+    not processes.
 
     Call `handle.finish()` after the last step.
     """
@@ -70,6 +75,10 @@ def local(
         )
     if delay < 0:
         raise ValueError(f"delay must be a number of steps, 0 or more, not {delay}")
+    if ahead and not isinstance(reducer, ErrorFeedback):
+        raise TypeError(f"ahead needs to know what was not sent: ErrorFeedback({reducer!r}), not {reducer!r}")
+    if ahead and outer != PLAIN:
+        raise ValueError(f"ahead expects the anchor to follow the mean change all the way, not by {outer!r}")
     if optimizer_state not in ("local", "average"):
         raise ValueError(f"optimizer_state must be 'local' or 'average', not {optimizer_state!r}")
     if delay and optimizer_state == "average":
@@ -80,7 +89,7 @@ def local(
     if comm is None:
         _check_levels(model, process_group)
         comm = TorchComm(own_group(process_group or dist.distributed_c10d._get_default_group()))
-    anchored = Anchored(reducer, outer)
+    anchored = Anchored(reducer, outer, ahead)
     module = model.module if isinstance(model, DDP) else model
     changes = Changes(module, optimizer, anchored, comm, fragments)
     description = {
@@ -252,7 +261,8 @@ class LocalHandle(Handle):
             if missing := _KEYS - state["local"].keys():
                 raise checkpoint.CheckpointError(f"the checkpoint is not whole: its local steps lack {min(missing)}")
         mine = [s for s in given if s["rank"] == comm.rank or s["world"] != comm.world] or given
-        parts = [state["local"] for state in sorted(mine, key=lambda state: state["rank"])]
+        mine = sorted(mine, key=lambda state: state["rank"])
+        parts = [state["local"] for state in mine]
         own = parts[comm.rank % len(parts)]
         before = changes.optimizer.state_dict()
         try:  # torch looks at all of it before it changes anything
@@ -266,7 +276,7 @@ class LocalHandle(Handle):
             raise
         for key in _COUNTS:
             setattr(self, key, own["counts"][key])
-        _fill(changes.parameters, _mean([part["parameters"] for part in parts]))
+        _fill(changes.parameters, _mean([_parameters(state, comm.world) for state in mine]))
         _fill(dict(changes.model.named_buffers()), _mean([part["buffers"] for part in parts]))
         _fill(changes.kept, own["kept"])
         flight = own["flight"]
@@ -279,6 +289,17 @@ class LocalHandle(Handle):
 
 def _copies(tensors: Any) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def _parameters(state: dict[str, Any], world: int) -> dict[str, Tensor]:
+    """A worker's parameters; for another number of workers, as if it had left from the anchor, as all of them will."""
+    parameters = dict(state["local"]["parameters"])
+    if state["world"] == world or state["local"]["flight"]:  # what is under way lands from the anchor
+        return parameters
+    for saved in (group["state"] for group in state["groups"] if group["state"]["share"]):
+        for name, unsent in saved["inner"]["residual"].items():
+            parameters[name] = (parameters[name] - saved["share"] * unsent).to(unsent.dtype)
+    return parameters
 
 
 def _fill(places: Any, values: dict[str, Tensor]) -> None:

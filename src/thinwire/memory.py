@@ -5,7 +5,7 @@ written once, here, and never in a method:
 
 - `entries()`: a tensor with one value per gradient entry, this worker's own. Saved by parameter name.
 - `shared()`, and any unmarked field: alike on every worker. Saved as it is.
-- `per_world()`: alike on every worker, but meaningless when their number changes: made anew then.
+- `per_world()`: meaningless when the number of workers changes: made anew then.
 - `derived()`: follows from the layout, so `init` makes it and nothing saves it.
 
 A field that holds another dataclass is a nested state.
@@ -36,7 +36,7 @@ def shared(default: Any = None, *, degree: int = 0) -> Any:
 
 
 def per_world(factory: Callable[[], Any]) -> Any:
-    """Alike on every worker, for this number of workers."""
+    """What holds for this number of workers."""
     return field(default_factory=factory, metadata={"kind": "per_world"})
 
 

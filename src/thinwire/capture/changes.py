@@ -87,15 +87,15 @@ class Changes:
         return agree.checksum(group.state.anchor for group in self.groups[self.fragments[fragment]])
 
     @torch.no_grad()
-    def to_anchors(self) -> None:
-        for group in self.groups:
-            self.write(group, group.state.anchor)
+    def _go_to(self, flats: list[Tensor]) -> None:
+        for group, flat in zip(self.groups, flats, strict=True):
+            self.write(group, flat)
         for name, buffer in self.buffers.items():
             buffer.copy_(self.kept[name])
 
     def roll_back(self) -> None:
-        """Back to the anchors; what is not finite in the optimizer's memory is forgotten, or it would return."""
-        self.to_anchors()
+        """Back to departure; what is not finite in the optimizer's memory is forgotten, or it would return."""
+        self._go_to([group.state.departure for group in self.groups])
         for state in self.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
@@ -106,7 +106,7 @@ class Changes:
         """With the anchors in the model's place."""
         places = [*self.parameters.values(), *self.buffers.values()]
         own = [place.detach().clone() for place in places]
-        self.to_anchors()
+        self._go_to([group.state.anchor for group in self.groups])
         try:
             yield
         finally:

@@ -85,6 +85,8 @@ class Rounds:
                     flight.buffers = dict(zip(moved, changes.mean(list(moved.values())), strict=True))
                     for state, mean in zip(states, changes.mean(states), strict=True):
                         state.copy_(mean)
+                for group in groups if finishing else ():
+                    group.state.share = 0.0  # who has finished is where all are, not ahead
             return torch.empty(0)
 
         flight.done = self.lane.submit(work)
@@ -120,7 +122,7 @@ class Rounds:
         with flight.timed("apply"):
             if flight.fine:
                 for group in groups:
-                    for view, name in zip(group.layout.views(group.state.anchor), group.layout.names, strict=True):
+                    for view, name in zip(group.layout.views(group.state.departure), group.layout.names, strict=True):
                         parameter = changes.parameters[name]
                         parameter.copy_(view + (parameter - flight.left[name]) if flight.left else view)
                 for name, mean in flight.buffers.items():

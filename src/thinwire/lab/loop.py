@@ -82,7 +82,7 @@ def set_rate(optimizer: Optimizer, step: int, run: Run) -> None:
 
 
 def rate_at(step: int, run: Run) -> float:
-    """The learning rate's factor: constant, or a warm-up over a twentieth, then a cosine to a tenth or a line to zero."""
+    """The learning rate's factor: constant, or up over a twentieth, then a cosine to a tenth or a line to zero."""
     if run.schedule == "constant":
         return 1.0
     warm = max(1, run.steps // 20)

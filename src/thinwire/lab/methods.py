@@ -2,7 +2,8 @@
 
 `ErrorFeedback(TopK(0.01))` exchanges gradients at every step; `ErrorFeedback(TopK(0.1)) every 10` exchanges what ten
 local steps have changed, and `Dense() every 50 outer 0.7 0.9` follows the mean change with DiLoCo's outer step: a
-learning rate of 0.7 and a Nesterov momentum of 0.9.
+learning rate of 0.7 and a Nesterov momentum of 0.9. `ErrorFeedback(ExDyna(0.01)) every 1 ahead` lets workers go on
+ahead of what they have in common.
 """
 
 import copy
@@ -29,7 +30,7 @@ from thinwire.plan import FRAMING
 from thinwire.spelling import parse, spell
 
 # Plain DDP, DDP with its fp16 hook, and DDP that exchanges nothing: the floor of every step time.
-_EVERY = re.compile(r"(.*\S)\s+every\s+([1-9]\d*)(?:\s+outer\s+(\S+)\s+(\S+))?")
+_EVERY = re.compile(r"(.*\S)\s+every\s+([1-9]\d*)(\s+ahead)?(?:\s+outer\s+(\S+)\s+(\S+))?")
 BASELINES = {"DDP": 4, "DDP-fp16": 2, "no-exchange": 0}  # bytes an entry
 _SYNC_BUFFERS = next(  # newer versions of torch have another name for it
     name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DDP.__init__).parameters
@@ -42,12 +43,13 @@ class Timed(NamedTuple):
     reducer: str
     every: int = 0  # local steps between exchanges; 0: gradients, at every step
     outer: Outer = PLAIN
+    ahead: bool = False
 
     def __str__(self) -> str:
         if not self.every:
             return self.reducer
         outer = "" if self.outer == PLAIN else f" outer {self.outer.lr:g} {self.outer.momentum:g}"
-        return f"{self.reducer} every {self.every}{outer}"
+        return f"{self.reducer} every {self.every}{' ahead' if self.ahead else ''}{outer}"
 
 
 def canonical(method: str) -> str:
@@ -65,16 +67,17 @@ def split(method: str) -> Timed:
     found = _EVERY.fullmatch(method)
     if not found:
         return Timed(method)
-    reducer, every, *numbers = found.groups()
+    reducer, every, ahead, *numbers = found.groups()
+    timed = Timed(reducer, int(every), ahead=ahead is not None)
     if numbers == [None, None]:
-        return Timed(reducer, int(every))
+        return timed
     try:
         rate, momentum = map(float, numbers)
     except ValueError as error:
         raise ValueError(
             f"an outer step is a learning rate and a momentum, outer 0.7 0.9, not {' '.join(numbers)}"
         ) from error
-    return Timed(reducer, int(every), Outer(rate, momentum, nesterov=momentum > 0))
+    return timed._replace(outer=Outer(rate, momentum, nesterov=momentum > 0))
 
 
 @dataclass
@@ -94,9 +97,9 @@ def wrap_model(model: nn.Module, optimizer: Optimizer, run: Run, world: int) -> 
     ddp = {"init_sync": False, _SYNC_BUFFERS: False}
     if run.method in BASELINES:
         return _baseline(model, run.method, world, ddp)
-    method, every, outer = split(run.method)
+    method, every, outer, ahead = split(run.method)
     if every:
-        own = local(model, optimizer, parse(method), every, outer=outer)
+        own = local(model, optimizer, parse(method), every, outer=outer, ahead=ahead)
         return Wrapped(model, _Told(own), own.state_dict, own.load_state_dict, own.anchored, own.finish)
     net = wrap(model, parse(method), grain=run.grain, overlap=run.overlap, **ddp)  # type: ignore[arg-type]
     ours = handle(net)

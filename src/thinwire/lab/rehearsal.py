@@ -36,7 +36,11 @@ from thinwire.spelling import parse
 
 CPU = torch.device("cpu")
 # glibc returns large blocks to the kernel after every step and faults them in again: a quarter of a CNN's time
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**28)}
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
 
 
 class Workers(Protocol):
@@ -144,9 +148,10 @@ class Changes:
         self.model = task.model()
         self.models = [self.model, *(copy.deepcopy(self.model) for _ in crew.comms[1:])]
         self.optimizers = [make_optimizer(model.parameters(), run) for model in self.models]
-        method, every, outer = split(run.method)
+        method, every, outer, ahead = split(run.method)
+        how: Any = {"every": every, "outer": outer, "ahead": ahead}
         self.handles = crew.run(
-            lambda c: local(self.models[c.rank], self.optimizers[c.rank], parse(method), every, outer=outer, comm=c)
+            lambda c: local(self.models[c.rank], self.optimizers[c.rank], parse(method), comm=c, **how)
         )
 
     def step(self, number: int) -> float:

@@ -257,6 +257,8 @@ def asked_cells(base: Run, methods: Sequence[str], rates: Sequence[float], seeds
         timed = split(spelled)
         method = str(timed._replace(every=0))
         factors = {"method": method, "every": max(1, timed.every), "optimizer": base.optimizer}
+        if timed.ahead:
+            factors["ahead"] = "ahead"
         if timed.outer != PLAIN:
             factors["outer"] = f"{timed.outer.lr:g} {timed.outer.momentum:g}"
         settings.append((factors, {"method": spelled, **_instead(parse(timed.reducer))}))
