@@ -20,6 +20,7 @@ METHODS = [  # that do not depend on the order of the parameters, which is DDP's
     "ErrorFeedback(Threshold(0.01))",
     "Variance()",
     "ErrorFeedback(TopK(0.1)) every 4",
+    "ErrorFeedback(TopK(0.1)) every 2 ahead",
     "Dense() every 3 outer 0.7 0.9",
 ]
 
@@ -79,7 +80,9 @@ def test_several_at_once_and_what_cannot_be_is_said(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["Dense() every 3 outer 0.7 0.9", "Dense() every 3", "Dense()"])
+@pytest.mark.parametrize(
+    "method", ["Dense() every 3 outer 0.7 0.9", "Dense() every 3", "Dense() every 1 ahead", "Dense()"]
+)
 def test_when_a_method_exchanges_is_spelled_one_way(method: str) -> None:
     assert canonical(method) == method == str(split(method))
 

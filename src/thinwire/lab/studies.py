@@ -243,10 +243,10 @@ def frontier_cells(base: Run, quick: bool) -> list[Cell]:
         timed = [Timed(method, every) for every in ((0, 10) if quick else (0, 4, 10, 30)) for method in inner]
         if not quick:
             timed += [Timed(method) for method in ("Variance()", "RankDAD(4)", *BEFORE_STEPS[optimizer])]
+            timed += [Timed(method, 1, ahead=True) for method in inner if method.startswith("ErrorFeedback")]
         for one in timed:
-            factors = {"method": one.reducer, "every": max(1, one.every), "optimizer": optimizer}
             changes = {**_with(base, optimizer), **_instead(parse(one.reducer)), "method": str(one)}
-            settings.append((factors, changes))
+            settings.append((_factors(one, optimizer), changes))
     return _cells(base, (1.0,) if quick else (1.0, 0.3, 3.0), (0,) if quick else (0, 1), settings)
 
 
@@ -255,14 +255,18 @@ def asked_cells(base: Run, methods: Sequence[str], rates: Sequence[float], seeds
     settings: list[tuple[dict, dict]] = []
     for spelled in dict.fromkeys(map(canonical, methods)):
         timed = split(spelled)
-        method = str(timed._replace(every=0))
-        factors = {"method": method, "every": max(1, timed.every), "optimizer": base.optimizer}
-        if timed.ahead:
-            factors["ahead"] = "ahead"
-        if timed.outer != PLAIN:
-            factors["outer"] = f"{timed.outer.lr:g} {timed.outer.momentum:g}"
-        settings.append((factors, {"method": spelled, **_instead(parse(timed.reducer))}))
+        changes = {"method": spelled, **_instead(parse(timed.reducer))}
+        settings.append((_factors(timed, base.optimizer), changes))
     return _cells(base, rates, seeds, settings)
+
+
+def _factors(timed: Timed, optimizer: str) -> dict:
+    factors = {"method": timed.reducer, "every": max(1, timed.every), "optimizer": optimizer}
+    if timed.ahead:
+        factors["ahead"] = "ahead"
+    if timed.outer != PLAIN:
+        factors["outer"] = f"{timed.outer.lr:g} {timed.outer.momentum:g}"
+    return factors
 
 
 def _instead(reducer: Reducer) -> dict:
@@ -283,6 +287,7 @@ def frontier_tell(found: list[Result]) -> list[str]:
         for r in pareto(here):
             gap = points(r.gain - dense.gain, r.metric)
             every = "" if r.factors["every"] == 1 else f" every {r.factors['every']}"
+            every += " ahead" if "ahead" in r.factors else ""
             said.append(f"{optimizer}, {r.factors['method']}{every}: {gap} at {_ratio(dense, r)} of dense's bytes.")
     return said
 
