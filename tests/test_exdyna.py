@@ -199,6 +199,13 @@ def test_every_twenty_steps_meet_the_density(workers):
     assert ranks.state.control.reach < 0.5  # the steepness was learnt
 
 
+@pytest.mark.parametrize("workers", [4, 16])
+def test_parts_that_stand_still_meet_the_density_with_any_load(workers):
+    ratios, ranks = track(ExDyna(0.01, topology="static"), workers, [1.0] * 300, numel=50_000)
+    assert (twenty(ratios)[181:] - 1).abs().max() <= 0.03
+    assert workers * ranks.state.fullest / ranks.state.target > 1.3  # or it would prove little
+
+
 def test_many_workers_are_simulated_as_threads_run_them():
     method, workers, numel, steps = ExDyna(0.02), 5, 4000, 30
     grads = gradients(steps, workers, numel)

@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from statistics import fmean, median
+from statistics import median
 
 import pytest
 import torch
@@ -95,6 +95,7 @@ class Oracle:
         measured = median(self.kth(row) for row in a) if self.lost else 0.0
         out = self.send(sorted(i for mine in chosen for i in mine))
 
+        slots = sum(self.most(rank) for rank in range(self.n))
         by_part = [above[(part - self.t) % self.n] for part in range(self.n)]
         rule = {"recut": self.recut, "pairwise": self.pairwise, "official": self.neighbours, "static": lambda *_: None}
         if self.control == "official" or sum(by_part) <= 3 * self.k * self.margin:
@@ -105,7 +106,7 @@ class Oracle:
             x = sent / self.k
             self.delta *= 1.005 if x > 1.1 else 1.00125 if x > 0.909 else 0.995
         else:
-            self.scale(sent, above, far_above, measured)
+            self.scale(sent, slots, above, far_above, measured)
         self.delta = min(max(self.delta, 1e-30), 1e30)
         self.t += 1
         return out, chosen
@@ -119,7 +120,7 @@ class Oracle:
                 row[i] = 0.0
         return out
 
-    def scale(self, sent, above, far_above, measured):
+    def scale(self, sent, slots, above, far_above, measured):
         halvings = math.log2((sum(above) + 1) / (far_above + 1))
         self.reach *= min(max(1 / max(halvings, 1e-9), 0.25), 4.0) ** 0.3
         self.reach = min(max(self.reach, 1e-4), 1.0)
@@ -128,8 +129,10 @@ class Oracle:
             return
         fair = self.k * self.margin / self.n
         self.lost = median(above) > 3 * (1 + 4 / math.sqrt(self.k)) * fair
-        error = fmean([min(one / fair, 2.0) for one in above]) - 1
-        self.margin = min(max(self.margin * math.exp(0.6 * (1 - sent / self.k)), 1.0), 10.0)
+        most = 2 * self.margin * slots / self.n
+        error = sum(min(one, most) for one in above) / (self.k * self.margin) - 1
+        if slots < 1.1 * self.k + 1:
+            self.margin = min(max(self.margin * math.exp(0.6 * (1 - sent / self.k)), 1.0), 10.0)
         self.trend = min(max(self.trend + min(0.25, 0.8 / self.n) * error, -1.0), 1.0)
         self.delta *= math.exp((0.6 * error + self.trend) * self.reach / math.log(2))
 

@@ -119,7 +119,7 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
     def message(self, state: ExDynaState) -> int:
         """How many bytes each worker tells the others: all know before anybody has picked."""
         widest = max(end - start for start, end in pairwise(self._edges(state)))
-        return REPORT + slots.size(self._most(state, rank=0), widest)
+        return REPORT + slots.size(self._slots(state)[0], widest)
 
     def pays(self, state: ExDynaState, itemsize: int, workers: int) -> bool:
         """The byte test: whether a link carries less for the messages and the values wanted than for everything.
@@ -146,7 +146,7 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
             if not above and high > low:
                 index = index.new_tensor([low + state.step % (high - low)])
             return Report(index.numel(), 0, 0.0, index)
-        values, most = x[index], self._most(state, rank)
+        values, most = x[index], self._slots(state)[rank]
         far_above = kernels.select(values, control.threshold * math.exp(control.reach)).numel()
         measured = kernels.quantile(x, self.density) if control.lost else 0.0
         return Report(above, far_above, measured, index if above <= most else index[kernels.top_k(values, most)])
@@ -160,12 +160,13 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         state.picks = [report.index.numel() for report in reports]
         loads = [reports[(part - state.step) % len(reports)].above for part in range(len(reports))]
         total, before = sum(loads), state.shares
+        room = sum(self._slots(state))
         flood = thresholds.LOST * state.target * state.control.margin  # tells nothing about the loads
         if self._as_published or total <= flood:
             state.fullest = max(loads) * state.target / total if total else 0.0
             self._rebalance(state, loads, index)
         state.moved = partitions.moves(before, state.shares)
-        self._rescale(state, reports)
+        self._rescale(state, reports, room)
         state.step += 1
 
     @property
@@ -182,18 +183,18 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
     def _edges(self, state: ExDynaState) -> list[int]:
         return partitions.bounds(self._blocks(state.numel, len(state.shares)), state.shares)
 
-    def _most(self, state: ExDynaState, rank: int) -> int:
-        """How many picks a worker may send, the first no fewer than the others.
+    def _slots(self, state: ExDynaState) -> list[int]:
+        """How many picks each worker may send, the first no fewer than the others.
 
         Little more than its fair share, which then all workers send at every step, because partitions follow the
         load. Where they do not, what the fullest should have, and what chance adds to it.
         """
         workers = len(state.shares)
         if self.topology != "static":
-            return partitions.fair_shares(math.ceil(SPARE * state.target), workers)[rank]
+            return partitions.fair_shares(math.ceil(SPARE * state.target), workers)
         fair = state.target / workers
         expected = max(fair, state.fullest) if state.fullest else 2 * fair
-        return math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2
+        return [math.ceil(1.1 * expected + 3 * math.sqrt(expected)) + 2] * workers
 
     def _tell(self, mine: Report, state: ExDynaState, comm: Comm) -> list[Report]:
         """Everybody's report, in one collective."""
@@ -224,13 +225,13 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         elif self.topology == "official":
             state.shares = partitions.move_as_published(state.shares, loads, blocks)
 
-    def _rescale(self, state: ExDynaState, reports: list[Report]) -> None:
+    def _rescale(self, state: ExDynaState, reports: list[Report], room: int) -> None:
         """Part 4: the threshold of the next step."""
         sent = sum(state.picks)
         if self._as_published:
             return thresholds.scale_as_published(state.control, sent, state.target)
         far_above, measured = sum(r.far_above for r in reports), statistics.median(r.measured for r in reports)
-        seen = Counted(sent, [r.above for r in reports], far_above, measured)
+        seen = Counted(sent, room, [r.above for r in reports], far_above, measured)
         thresholds.scale_fast(state.control, seen, state.target)
 
     def metrics(self, state: ExDynaState, /) -> dict[str, float]:

@@ -17,6 +17,7 @@ LOWEST, HIGHEST = 1e-30, 1e30
 AT_ONCE, LATER, LATER_IN_ALL = 0.6, 0.25, 0.8
 REACH_LEARNS, MARGIN_LEARNS = 0.3, 0.6  # how fast they follow what is counted
 WIDEST_MARGIN = 10.0
+TIGHT = 1.1  # slots for each pick that is wanted, up to which they cut off the peaks
 LOST = 3.0  # when more than this factor too many are above, scaling gives up and measures
 
 
@@ -39,6 +40,7 @@ class Counted:
     """What all workers together found and sent in one step."""
 
     sent: int
+    slots: int  # how many could have been sent
     above: list[int]  # of each worker, entries at or above the threshold, sent or not
     far_above: int  # those of all that are at or above e^reach times the threshold
     measured: float = 0.0  # the threshold they measured, if they were asked to
@@ -58,7 +60,7 @@ def scale_fast(control: Control, seen: Counted, target: int) -> None:
     one batch with larger gradients than the last adds or takes away.
 
     One worker may see gradients fifty times those of the others, for a batch. It has its slots and no more, so what it
-    has above the threshold counts as at most two fair shares, or the others would send nothing for as long.
+    has above the threshold counts as at most twice them, or the others would send nothing for as long.
     """
     assert control.threshold is not None
     halvings = math.log2((sum(seen.above) + 1) / (seen.far_above + 1))
@@ -68,10 +70,13 @@ def scale_fast(control: Control, seen: Counted, target: int) -> None:
     if seen.measured > 0:
         control.lost, control.trend = False, 0.0
         return control.set(seen.measured)
-    fair, chance = target * control.margin / len(seen.above), 4 / math.sqrt(target)
-    control.lost = statistics.median(seen.above) > LOST * (1 + chance) * fair
-    error = statistics.fmean(min(above / fair, 2.0) for above in seen.above) - 1
-    control.margin = min(max(control.margin * math.exp(MARGIN_LEARNS * (1 - seen.sent / target)), 1.0), WIDEST_MARGIN)
+    wanted, workers, chance = target * control.margin, len(seen.above), 4 / math.sqrt(target)
+    control.lost = statistics.median(seen.above) > LOST * (1 + chance) * wanted / workers
+    most = 2 * control.margin * seen.slots / workers
+    error = sum(min(above, most) for above in seen.above) / wanted - 1
+    if seen.slots < TIGHT * target + 1:
+        margin = control.margin * math.exp(MARGIN_LEARNS * (1 - seen.sent / target))
+        control.margin = min(max(margin, 1.0), WIDEST_MARGIN)
     control.trend = min(max(control.trend + min(LATER, LATER_IN_ALL / len(seen.above)) * error, -1.0), 1.0)
     steps = AT_ONCE * error + control.trend
     control.set(control.threshold * math.exp(steps * control.reach / math.log(2)))
