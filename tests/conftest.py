@@ -1,5 +1,7 @@
 """Before any test: one thread, and kernels compiled once, so that worker processes find them in the cache."""
 
+import signal
+
 import pytest
 import torch
 
@@ -9,5 +11,8 @@ from thinwire import kernels
 @pytest.fixture(scope="session", autouse=True)
 def _settled_machine() -> None:
     torch.set_num_threads(1)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background job ignores it, and its children too
     for dtype in (torch.float32, torch.float64):
         kernels.warm(dtype)
