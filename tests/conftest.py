@@ -13,6 +13,6 @@ def _settled_machine() -> None:
     torch.set_num_threads(1)
     signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # a shell's background job ignores it, and its children too
+    )  # a shell has background jobs ignore it
     for dtype in (torch.float32, torch.float64):
         kernels.warm(dtype)
