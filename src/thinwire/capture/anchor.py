@@ -9,7 +9,7 @@ are alike. So a worker may go on *ahead* of the anchor, by the share of its own 
 of all to be. What was sent tells which share that is: there a worker sees its own part and the mean of all.
 
 Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Douillard et al., DiLoCo, arXiv 2311.08105. Both
-recalled; every property claimed here is tested.
+recalled; looking ahead follows no paper that was read. Every property claimed here is tested.
 """
 
 from dataclasses import dataclass
