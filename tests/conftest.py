@@ -11,8 +11,6 @@ from thinwire import kernels
 @pytest.fixture(scope="session", autouse=True)
 def _settled_machine() -> None:
     torch.set_num_threads(1)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell has background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
     for dtype in (torch.float32, torch.float64):
         kernels.warm(dtype)
