@@ -274,7 +274,7 @@ def test_one_workers_burst_does_not_silence_the_others():
         gradients = stream(1.0)
         gradients[0] *= 50 if step == 120 else 1
         ratios.append(ranks.step(gradients).numel() / 500)
-    assert fmean(ratios[120:]) > 0.7  # 0.37 if all that one worker has above the threshold counted
+    assert fmean(ratios[120:]) > 0.7  # 0.40 if all that one worker has above the threshold counted
 
 
 def test_fewer_values_than_wanted_are_all_sent():

@@ -81,16 +81,23 @@ def test_several_at_once_and_what_cannot_be_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["Dense() every 3 outer 0.7 0.9", "Dense() every 3", "Dense() every 1 ahead", "Dense()"]
+    "method", ["Dense() every 3 outer 0.7 0.9", "Dense() every 3", "ErrorFeedback(Dense()) every 1 ahead", "Dense()"]
 )
 def test_when_a_method_exchanges_is_spelled_one_way(method: str) -> None:
     assert canonical(method) == method == str(split(method))
 
 
 @pytest.mark.parametrize(
-    "method", ["Dense() every 3 outer 0.7", "Dense() every 3 outer x 0.9", "Dense() every 3 outer 0.7 2"]
+    "method",
+    [
+        "Dense() every 3 outer 0.7",
+        "Dense() every 3 outer x 0.9",
+        "Dense() every 3 outer 0.7 2",
+        "Dense() every 1 ahead",
+        "ErrorFeedback(Dense()) every 1 ahead outer 0.7 0.9",
+    ],
 )
-def test_a_bad_outer_step_is_refused(method: str) -> None:
+def test_a_bad_outer_step_or_lead_is_refused(method: str) -> None:
     with pytest.raises(LabError):
         canonical(method)
 

@@ -26,7 +26,6 @@ from thinwire.capture.rounds import Rounds
 from thinwire.comm import Comm, Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.ddp import Handle, averages_everything, own_group, warm_kernels, warn_without_memory
-from thinwire.feedback import ErrorFeedback
 from thinwire.lane import Beside, Inline, Lane
 from thinwire.reducer import MethodWarning, Reducer
 
@@ -75,10 +74,6 @@ def local(
         )
     if delay < 0:
         raise ValueError(f"delay must be a number of steps, 0 or more, not {delay}")
-    if ahead and not isinstance(reducer, ErrorFeedback):
-        raise TypeError(f"ahead needs to know what was not sent: ErrorFeedback({reducer!r}), not {reducer!r}")
-    if ahead and outer != PLAIN:
-        raise ValueError(f"ahead expects the anchor to follow the mean change all the way, not by {outer!r}")
     if optimizer_state not in ("local", "average"):
         raise ValueError(f"optimizer_state must be 'local' or 'average', not {optimizer_state!r}")
     if delay and optimizer_state == "average":
@@ -86,10 +81,10 @@ def local(
     if optimizer in _TAKEN:
         raise RuntimeError("this optimizer has local steps already: detach() their handle first")
     interval(every, 0)
+    anchored = Anchored(reducer, outer, ahead)
     if comm is None:
         _check_levels(model, process_group)
         comm = TorchComm(own_group(process_group or dist.distributed_c10d._get_default_group()))
-    anchored = Anchored(reducer, outer, ahead)
     module = model.module if isinstance(model, DDP) else model
     changes = Changes(module, optimizer, anchored, comm, fragments)
     description = {

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from thinwire import memory
 from thinwire.comm import Comm
+from thinwire.feedback import ErrorFeedback
 from thinwire.reducer import Layout, Reducer
 
 FOLLOWS = 0.1  # how fast a share follows what is seen in one exchange
@@ -79,6 +80,12 @@ class Anchored(Reducer[Tensor, AnchorState]):
     inner: Reducer[Tensor, Any]
     outer: Outer = Outer()
     ahead: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ahead and not isinstance(self.inner, ErrorFeedback):
+            raise TypeError(f"ahead needs to know what was not sent: ErrorFeedback({self.inner!r}), not {self.inner!r}")
+        if self.ahead and self.outer != Outer():
+            raise ValueError(f"ahead expects the anchor to follow the mean change all the way, not by {self.outer!r}")
 
     def init(self, layout: Layout, /) -> AnchorState:
         velocity = layout.zeros() if self.outer.momentum else None

@@ -21,6 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
+from thinwire.capture.anchor import Anchored
 from thinwire.comm.base import MESSAGES, WIRE, Ledger
 from thinwire.ddp import Handle, handle, wrap
 from thinwire.lab import LabError
@@ -58,8 +59,10 @@ def canonical(method: str) -> str:
         return method
     try:
         timed = split(method)
-        return str(timed._replace(reducer=spell(parse(timed.reducer))))
-    except ValueError as error:
+        reducer = parse(timed.reducer)
+        Anchored(reducer, timed.outer, timed.ahead)  # refuses what cannot go ahead
+        return str(timed._replace(reducer=spell(reducer)))
+    except (TypeError, ValueError) as error:
         raise LabError(f"{error}; baselines are {', '.join(BASELINES)}") from error
 
 

@@ -35,7 +35,7 @@ from thinwire.reducer import Layout, Moments
 from thinwire.spelling import parse
 
 CPU = torch.device("cpu")
-# glibc returns large blocks to the kernel after every step and faults them in again: a quarter of a CNN's time
+# glibc returns large blocks to the kernel after every step, and faults them in again at the next
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
