@@ -9,6 +9,7 @@ import pytest
 from thinwire import cli
 from thinwire.lab import LabError
 from thinwire.lab.compare import run_all
+from thinwire.lab.loop import rate_at
 from thinwire.lab.methods import canonical, split
 from thinwire.lab.record import Run, read_steps
 from thinwire.lab.rehearsal import refuse, rehearse, rehearse_all
@@ -126,3 +127,12 @@ def test_a_study_of_chosen_methods(
     assert len(dense["values"]) == 2 and len(dense["unchosen"]) == 1
     assert local["factors"]["outer"] == "0.7 0.9" and local["wire"] < 0.3 * dense["wire"]
     assert "Report" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("schedule", "end"), [("constant", 1.0), ("cosine", 0.1), ("linear", 0.0)])
+def test_learning_rates_go_up_and_down_as_the_schedule_says(schedule: str, end: float) -> None:
+    run = a_run("Dense()", schedule=schedule, steps=1000)
+    rates = [rate_at(step, run) for step in range(1000)]
+    assert max(rates) == pytest.approx(1.0) and rates[-1] == pytest.approx(end, abs=0.002) and min(rates) > 0
+    assert rates[50:] == sorted(rates[50:], reverse=True)
+    assert schedule == "constant" or rates[:50] == pytest.approx([(step + 1) / 50 for step in range(50)])
