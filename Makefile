@@ -2,33 +2,72 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+FRAMES := .venv-frameworks
+CORES  ?= 2
 
-.PHONY: demo test bench lint types clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-frameworks bench kills fuzz soak docs fmt lint types clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.ready  ## train the digits with several methods over emulated links, and write a report
 	$(BIN)/thinwire compare --task digits --workers 2 --link 25mbit --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: lint types
-	$(BIN)/python -m pytest
+test: lint types  ## what must pass before a change lands: format, lint, types, tests (CORES=2 at once)
+	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
-# Ratios against those that were recorded; a quarter above one of them is an error. The machine must be quiet.
-bench: $(VENV)/.ready
+test-all: lint types  ## every method with every capture in real processes: for changes of the core, by hand
+	$(BIN)/python -m pytest --all --timeout 1200
+
+$(FRAMES)/.ready: pyproject.toml constraints.txt constraints-frameworks.txt
+	$(PYTHON) -m venv $(FRAMES)
+	$(FRAMES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-frameworks.txt \
+		-e ".[dev,lightning,accelerate,transformers]"
+	touch $@
+
+test-frameworks: $(FRAMES)/.ready  ## the adapters with the real Lightning, Accelerate and Trainer, in an environment of their own
+	$(FRAMES)/bin/python -m pytest tests/integrations
+
+bench: $(VENV)/.ready  ## ratios against recorded ones, a quarter above is an error; the machine must be quiet
 	$(BIN)/python benchmarks/kernels.py --against benchmarks/recorded/kernels.json
 	$(BIN)/python benchmarks/codec.py --against benchmarks/recorded/codec.json
 	$(BIN)/python benchmarks/memory.py --against benchmarks/recorded/memory.json
 	$(BIN)/python benchmarks/step.py --against benchmarks/recorded/step.json
 
-lint: $(VENV)/.ready
+kills: $(VENV)/.ready  ## kill workers at random times and resume, 100 times or 10 minutes: always a whole set, the same bits
+	$(BIN)/python benchmarks/kills.py --kills 100 --seconds 600
+
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/.docs-ready  ## the documents as a site in build/site, readable without a network; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo "Open build/site/index.html"
+
+fuzz: $(VENV)/.ready  ## broken messages, checkpoints, spellings, links and records, 20 000 of each: refused in words, or right
+	$(BIN)/python benchmarks/fuzz.py
+
+soak: $(VENV)/.ready  ## half an hour of training drawn at random, with faults, resumes and resizes: the laws always hold
+	$(BIN)/python benchmarks/soak.py
+
+fmt: $(VENV)/.ready  ## format, and fix what the linter can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.ready  ## format and lint, without changing anything
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(VENV)/.ready
+types: $(VENV)/.ready  ## types
 	$(BIN)/mypy
 
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+clean:  ## the environment and all caches
+	rm -rf $(VENV) $(FRAMES) .pytest_cache .mypy_cache .ruff_cache .hypothesis

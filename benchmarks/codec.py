@@ -13,7 +13,8 @@ from itertools import cycle
 import torch
 from _ratio import Row, arguments, ratio, report
 
-from thinwire import kernels, wire
+from thinwire import kernels
+from thinwire.exchange import bytes as wire
 
 DENSITIES = [0.1, 0.01, 0.001, 0.0001]
 

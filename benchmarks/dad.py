@@ -4,6 +4,7 @@ python benchmarks/dad.py            # a minute on one core; figures, not times
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinwire import DAD, AutoDAD, RankDAD
-from thinwire.capture.layers import Layers
+from thinwire.capture.layers.factors.capture import Layers
 from thinwire.comm.dry import DryComm
-from thinwire.factors import Factors
-from thinwire.lane import Inline
-from thinwire.methods.dad import FactorReducer
-from thinwire.methods.rank_dad import EXTRA, compress
+from thinwire.core.factors import Factors
+from thinwire.methods.dad.dad import FactorReducer
+from thinwire.methods.dad.rank_dad import EXTRA, compress
+from thinwire.step.lanes import Inline
 
 ROWS = 32
 SEEDS = 10
@@ -75,7 +76,12 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(inputs, dtype=torch.float32)[order] / 16, torch.tensor(targets)[order]
 
 
-class Watch(FactorReducer[list[str]]):
+@dataclass
+class Names:
+    names: list[str]
+
+
+class Watch(FactorReducer[Names]):
     """dAD that keeps a copy of each weight's factors."""
 
     unroll = True
@@ -84,10 +90,10 @@ class Watch(FactorReducer[list[str]]):
         self.seen: dict[str, Factors] = {}
 
     def init(self, layout, /):
-        return list(layout.names)
+        return Names(list(layout.names))
 
-    def reduce(self, local, names, comm, out, /):
-        for weight, name in enumerate(names):
+    def reduce(self, local, state, comm, out, /):
+        for weight, name in enumerate(state.names):
             uses = [use for use in local.uses if use.weight == weight]
             for use in uses:
                 use.weight = 0
@@ -218,7 +224,7 @@ def ranks() -> None:
     print("\nentropy rank and share captured by 8 columns, MLP on the digits, by epoch")
     torch.manual_seed(0)
     model = NETS["mlp"]()
-    layers = Layers(model, RankDAD(8), DryComm(1), lane=Inline())
+    layers = Layers(model, RankDAD(8, feedback=False), DryComm(1), lane=Inline())
     layers.install(model)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for epoch in range(6):

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from thinwire.lab.ranks import Ranks
-from thinwire.methods import partitions
-from thinwire.methods.exdyna import ExDyna
-from thinwire.methods.partitions import Blocks
+from thinwire.lab.run.ranks import Ranks
+from thinwire.methods.exdyna import partitions, published
+from thinwire.methods.exdyna.method import ExDyna
+from thinwire.methods.exdyna.partitions import Blocks
 
 DENSITIES, SCALES = (0.1, 0.01, 0.001), (1e-6, 1e3)
 
@@ -100,7 +100,7 @@ def imbalance(rule: str, loads: Tensor, workers: int, steps: int = 500) -> float
         elif rule == "pairwise":
             shares, smooth = partitions.move_pairwise(shares, partitions.smoothed(smooth, picks))
         elif rule == "official":
-            shares = partitions.move_as_published(shares, picks, blocks)
+            shares = published.move(shares, picks, blocks)
     return sum(found[-20:]) / 20
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.lab.record import Run
-from thinwire.lab.rehearsal import rehearse
-from thinwire.lab.summary import Records
+from thinwire.lab.records.record import Run
+from thinwire.lab.records.summary import Records
+from thinwire.lab.run.rehearsal import rehearse
 from thinwire.lab.tasks import Task, load_task
 
 

@@ -15,7 +15,8 @@ import torch
 from _ratio import Row, arguments, ratio, report
 from torch import Tensor
 
-from thinwire import kernels, wire
+from thinwire import kernels
+from thinwire.exchange import bytes as wire
 
 DENSITY = 0.001
 WORKERS = 4
@@ -60,12 +61,12 @@ class Bench:
         self.full, self.out, self.residual = x.clone(), torch.zeros(n), torch.zeros(n)
         self.turns = cycle([x, -x])
         self.r, self.v, self.square = torch.zeros(n), torch.ones(n), torch.zeros(n)
-        self.cleared: tuple[Tensor, Tensor] | None = None
         self.index = kernels.top_k(x, k)
         self.sizes = [n // GROUPS] * (GROUPS - 1) + [n - n // GROUPS * (GROUPS - 1)]
         part, share = n // WORKERS, k // WORKERS
         self.draws = [kernels.random_k(part, share, seed) + part * seed for seed in range(WORKERS)]
         self.heard = [wire.encode_index(draw, n) for draw in self.draws[1:]]
+        self.low_bit = LowBit(x, self.out)
 
     def cases(self) -> dict[str, Case]:
         def nothing() -> None:
@@ -74,8 +75,6 @@ class Bench:
         return {
             "finite": (lambda: kernels.finite(self.x), nothing, None, 3),
             "select": (lambda: kernels.select(self.x, self.threshold), nothing, None, 3),
-            "select_clear": (self.select_clear, self.put_back, 0.6, 3),
-            "accumulate_select_clear": (self.accumulate, nothing, 1.2, 3),
             "top_k": (lambda: kernels.top_k(self.x, self.k), nothing, 4.0, 1),
             "quantile": (lambda: kernels.quantile(self.x, DENSITY), nothing, None, 3),
             "random_k": (lambda: kernels.random_k(self.n, self.k, 7), nothing, None, 3),
@@ -85,23 +84,16 @@ class Bench:
             "variance_step": (self.variance_step, nothing, None, 3),
             "pack_signs": (lambda: kernels.pack_signs(self.x), nothing, None, 1),
             "unpack_signs": (self.signs(), nothing, None, 1),
+            "encode_blocks, 1 bit": (lambda: self.low_bit.encode(1), nothing, None, 1),
+            "encode_blocks, 2 bits": (lambda: self.low_bit.encode(2), nothing, None, 1),
+            "decode_blocks, 2 bits": (self.low_bit.write, nothing, None, 1),
+            f"LowBit(2)'s local work, {WORKERS} workers": (self.low_bit, nothing, 2.5, 0),
             f"ExDyna's local work, {WORKERS} workers": (self.exdyna, nothing, 2.0, 0),
             f"Variance's local work, {WORKERS} workers": (self.variance, nothing, 3.0, 0),
         }
 
-    def select_clear(self) -> None:
-        self.cleared = kernels.select_clear(self.full, self.threshold)
-
-    def put_back(self) -> None:
-        if self.cleared:
-            kernels.scatter_add(self.full, *self.cleared)
-        self.cleared = None
-
     def refill(self) -> None:
         self.full[self.index] = self.x[self.index]
-
-    def accumulate(self) -> None:
-        kernels.accumulate_select_clear(self.residual, next(self.turns), self.threshold)
 
     def fill(self, indices: list[Tensor]) -> None:
         parts = [(index, self.x[: index.numel()]) for index in indices]
@@ -139,6 +131,36 @@ class Bench:
         kernels.take(self.r, index[kept])
         heard = [wire.decode_words(message, self.sizes) for _ in range(WORKERS)]
         kernels.fill_sparse(self.out, heard, 1 / WORKERS)
+
+
+class LowBit:
+    """What a worker does in a two-way mean of 2-bit codes: code all, average and code its part, write all.
+
+    The residual is coded over and over: codes of any size take the same time.
+    """
+
+    def __init__(self, x: Tensor, out: Tensor) -> None:
+        self.residual, self.out, self.part = x.clone(), out, x.numel() // WORKERS
+        self.owed = torch.zeros(self.part)
+        self.blocks = {bits: kernels.blocks_of(((0, x.numel()),), bits, 512, x.device) for bits in (1, 2)}
+        self.message = torch.zeros(self.blocks[2].nbytes, dtype=torch.uint8)
+        self.slice = kernels.blocks_of(((0, self.part),), 2, 512, x.device)
+        self.heard = torch.zeros(WORKERS, self.slice.nbytes, dtype=torch.uint8)
+        for row in self.heard:
+            kernels.encode_blocks(x[: self.part].clone(), self.slice, row)
+        self.encode(2)
+
+    def encode(self, bits: int) -> None:
+        kernels.encode_blocks(self.residual, self.blocks[bits], self.message)
+
+    def write(self) -> None:
+        kernels.decode_blocks(self.message.unsqueeze(0), self.blocks[2], self.out)
+
+    def __call__(self) -> None:
+        self.encode(2)
+        kernels.decode_blocks(self.heard, self.slice, self.owed, 1 / WORKERS, add=True)
+        kernels.encode_blocks(self.owed, self.slice, self.heard[0])
+        self.write()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from _ratio import check
 
 from thinwire import Layout, parse
 from thinwire.comm.dry import DryComm
-from thinwire.reducer import Moments
+from thinwire.core.reducer import Moments
 
 METHODS = ["Dense()", "ErrorFeedback(TopK(0.001))", "ErrorFeedback(ExDyna(0.001))", "ErrorFeedback(RandomBlock(0.01))"]
 METHODS += ["ErrorFeedback(Threshold(9.0))", "ErrorFeedback(PowerSGD(4))", "ErrorFeedback(QSGD(4))"]

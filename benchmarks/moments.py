@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from _ratio import ratio
 from torch import Tensor, nn
 
-from thinwire.capture.moments import MomentWatch
-from thinwire.lab.models import GPT, mlp, resnet, small_cnn, vgg
+from thinwire.capture.layers.squares.second_moments import SecondMoments
+from thinwire.lab.tasks.models import GPT, mlp, resnet, small_cnn, vgg
 
 BAR = 1.4
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]]]
@@ -52,7 +52,7 @@ def main() -> None:
         torch.manual_seed(0)
         plain, (x, y) = make(), data()
         watched = copy.deepcopy(plain)
-        watch = MomentWatch(watched)
+        watch = SecondMoments(watched)
 
         def step(model: nn.Module, x: Tensor = x, y: Tensor = y) -> None:
             model.zero_grad(set_to_none=True)

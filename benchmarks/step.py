@@ -21,20 +21,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.lab.compare import DEFAULT
-from thinwire.lab.launch import start
-from thinwire.lab.methods import split, wrap_model
-from thinwire.lab.network import missing_rights
+from thinwire.lab.run.links.emulated import missing_rights
+from thinwire.lab.run.links.spelling import Link
+from thinwire.lab.run.meeting import join_group, meet
+from thinwire.lab.run.methods import wrap_model
+from thinwire.lab.run.processes import start
+from thinwire.lab.studies.compare import DEFAULT
 from thinwire.lab.tasks import load_task
-from thinwire.plan import Network, parse_rate
 
 # What `thinwire compare` compares at every step, and the floor, the exact method and the bar of the README beside it.
-METHODS = ["no-exchange", *(m for m in DEFAULT if not split(m).every), "Dense()", "ErrorFeedback(ExDyna(0.001))"]
+METHODS = [
+    "no-exchange",
+    *(m for m in DEFAULT if not m.startswith("LocalSteps")),
+    "Dense()",
+    "ErrorFeedback(ExDyna(0.001))",
+]
 
 
 def worker(order: dict[str, Any], out: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    join_group("gloo", *meet())
     rank, world = dist.get_rank(), dist.get_world_size()
     task = load_task("stdlib", order["size"], Path("."))
     contenders = {}
@@ -68,7 +74,7 @@ def worker(order: dict[str, Any], out: Path) -> None:
 
 
 def measure(link: str, options: argparse.Namespace) -> dict[str, Any]:
-    network = None if link == "loopback" else Network(parse_rate(link), workers=options.workers)
+    asked = None if link == "loopback" else Link.parse(link)
     methods = options.methods.split(";") if options.methods else METHODS
     order = {
         "size": options.size,
@@ -79,7 +85,7 @@ def measure(link: str, options: argparse.Namespace) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "order.json").write_text(json.dumps(order))
-        start("benchmarks.step", ["--worker", folder], options.workers, Path(folder), links=network)
+        start("benchmarks.step", ["--worker", folder], options.workers, Path(folder), links=asked)
         return json.loads((Path(folder) / "result.json").read_text())
 
 
@@ -116,7 +122,7 @@ def main() -> None:
         return
     rows = {}
     for link in options.links.split(","):
-        if link != "loopback" and (why := missing_rights()):
+        if link != "loopback" and (why := missing_rights(Link.parse(link))):
             sys.exit(why)
         rows[link] = show(link, measure(link, options), options)
     if options.json:

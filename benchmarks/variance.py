@@ -16,11 +16,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from thinwire import Layout, Reducer, parse
-from thinwire.capture.moments import MomentWatch
+from thinwire.capture.layers.squares.second_moments import SecondMoments
 from thinwire.comm import Comm
-from thinwire.comm.crew import crew
-from thinwire.lab.models import mlp
-from thinwire.reducer import Moments
+from thinwire.comm.threads import crew
+from thinwire.core.reducer import Moments
+from thinwire.lab.tasks.models import mlp
 
 WORLD, BATCH, STEPS, HELD_OUT = 8, 16, 600, 360
 DEFAULT = ["Dense()", "Variance(1.0)", "Variance(1.5)", "Variance(2.0)", "Variance(4.0)"]
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
 
 
 def reduced(
-    method: Reducer[Any, Any], model: nn.Module, watch: MomentWatch, state: Any, comm: Comm, out: Tensor
+    method: Reducer[Any, Any], model: nn.Module, watch: SecondMoments, state: Any, comm: Comm, out: Tensor
 ) -> None:
     """One exchange, from gradients in the model to their mean in it."""
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -64,7 +64,7 @@ def train(method: Reducer[Any, Any], optimizer: str, seed: int) -> Trained:
     def work(comm: Comm) -> Trained:
         model = mlp(64, 128, 64, 10)
         model.load_state_dict(start)
-        watch = MomentWatch(model)
+        watch = SecondMoments(model)
         names, parameters = zip(*model.named_parameters(), strict=True)
         layout = Layout(names, tuple(p.shape for p in parameters))
         state, out, update = method.init(layout), layout.zeros(), OPTIMIZERS[optimizer](model.parameters())

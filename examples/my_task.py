@@ -7,8 +7,8 @@ thinwire compare --task my_task:make_task --workers 4 --link 100mbit --steps 60 
 import torch
 from sklearn.datasets import load_digits
 
-from thinwire.lab.models import mlp
 from thinwire.lab.tasks.base import Arrays, Task
+from thinwire.lab.tasks.models import mlp
 
 
 def make_task() -> Task:

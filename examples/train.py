@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/train.py "RandomBlock(0.1)"
     torchrun --nproc-per-node 2 examples/train.py DDP
 
-The second argument is any spelling of a method (`thinwire methods` lists them), or DDP for plain DDP.
+The argument is any spelling of a method (`thinwire methods` lists them), or DDP for plain DDP.
 """
 
 import sys
@@ -37,7 +37,7 @@ def main() -> None:
     if METHOD == "DDP":
         model = DDP(model)
     else:
-        model = thinwire.wrap(model, thinwire.parse(METHOD))  # instead of DDP(model)
+        model = thinwire.wrap(model, METHOD)  # instead of DDP(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     own = torch.Generator().manual_seed(1 + rank)
@@ -62,4 +62,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    try:
+        METHOD == "DDP" or thinwire.parse(METHOD)
+    except ValueError as error:  # a typo is one line
+        sys.exit(f"examples/train.py: {error}")
     main()

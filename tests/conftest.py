@@ -1,11 +1,36 @@
 """Before any test: one thread, and kernels compiled once, so that worker processes find them in the cache."""
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from thinwire import kernels
+
+LAB = Path(__file__).parent / "lab"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="every method with every capture, in place of representatives")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--all"):
+        os.environ["THINWIRE_TEST_ALL"] = "1"  # before the examples are read
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` every test goes to whichever process is free, the largest group first.
+
+    Tests of the lab start launchers and workers of their own: they stay in one process, so that no two of them run side
+    by side, and begin at once, since they are the longest. Other groups share what is made once for a file.
+    """
+    for item in items:
+        if item.path.parent == LAB:
+            item.add_marker(pytest.mark.xdist_group("lab"))
 
 
 @pytest.fixture(scope="session", autouse=True)

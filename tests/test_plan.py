@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.comm.crew import crew
+from thinwire.comm.threads import crew
+from thinwire.core.reducer import Layout
+from thinwire.exchange.price import ROLL_CALL, _made_up, prices
 from thinwire.plan import (
     Cost,
     Network,
@@ -19,7 +21,6 @@ from thinwire.plan import (
     scaling,
     smallest_ratio,
 )
-from thinwire.reducer import Layout
 from thinwire.spelling import parse
 
 LAYOUT = Layout(("weight", "bias"), (torch.Size([300, 200]), torch.Size([300])))
@@ -27,9 +28,18 @@ LAYOUT = Layout(("weight", "bias"), (torch.Size([300, 200]), torch.Size([300])))
 
 def test_a_ring_takes_the_time_of_its_bytes_and_its_messages() -> None:
     network = Network(8e6, 4, rtt=0.1)  # a megabyte a second
-    assert network.seconds([("all_mean", 1_000_000)]) == pytest.approx(1.5 + 6 * (0.05 + 0.0008))
-    assert network.seconds([("all_gather", 1_000_000)]) == pytest.approx(3.0 + 3 * (0.05 + 0.0008))
+    assert network.seconds([("all_mean", 1_000_000)], rings=True) == pytest.approx(1.5 + 6 * (0.1 + 0.0008))
+    assert network.seconds([("all_gather", 1_000_000)], rings=True) == pytest.approx(3.0 + 3 * (0.1 + 0.0008))
+    assert network.trips([("all_mean", 1_000_000), ("all_gather", 9)], rings=True) == 9
     assert Network(8e6, 1).seconds([("all_mean", 1000), ("all_gather", 1000), ("broadcast", 9)]) == 0
+
+
+def test_between_sites_messages_go_to_everybody_at_once() -> None:
+    network = Network(8e6, 4, rtt=0.1)
+    assert network.seconds([("all_mean", 1_000_000)]) == pytest.approx(1.5 + 2 * 0.1 + 6 * 0.0008)
+    assert network.seconds([("all_gather", 1_000_000)]) == pytest.approx(3.0 + 0.1 + 3 * 0.0008)
+    assert network.seconds([("all_mean", 100)]) == pytest.approx(0.1 + 3 * 0.0009)
+    assert network.trips([("all_mean", 1_000_000), ("all_gather", 9), ("all_mean", 9)]) == 4
 
 
 @pytest.mark.parametrize(
@@ -41,13 +51,12 @@ def test_a_dry_run_costs_what_the_method_costs_for_real(method: str) -> None:
     reducer = parse(method)
 
     def work(comm):  # type: ignore[no-untyped-def]
-        from thinwire.plan import _made_up
-
-        state, out, draw = reducer.init(LAYOUT), LAYOUT.zeros(), torch.Generator().manual_seed(0)
-        for _ in range(6):
+        state, out = reducer.init(LAYOUT), LAYOUT.zeros()
+        for step in range(6):
             comm.ledger.clear()
-            reducer.reduce(_made_up(reducer.wants, LAYOUT, 32, draw), state, comm, out)
-        return list(comm.ledger.entries)
+            reducer.reduce(_made_up(reducer.wants, LAYOUT, 32, seed=step), state, comm, out)
+        # What has a memory calls the roll before it touches it.
+        return [("all_gather", ROLL_CALL)] * (state is not None) + comm.ledger.entries
 
     for entries in crew(4, work):
         assert [op for op, _ in entries] == [op for op, _ in cost.entries]
@@ -116,8 +125,41 @@ def test_a_table_over_numbers_of_workers() -> None:
     assert ring[2] < 2.5 * ring[0] and gather[2] > 30 * gather[0]  # what is gathered grows with the workers
 
 
+@pytest.mark.parametrize("method", ["ErrorFeedback(TopK(0.01))", "ErrorFeedback(ExDyna(0.01))", "Variance()", "DAD()"])
+def test_several_numbers_of_workers_cost_what_each_costs_alone(method: str) -> None:
+    """Dry runs that share the memory for a gradient leave nothing in it for the next."""
+    together = prices(parse(method), LAYOUT, [2, 256, 8])
+    for cost, world in zip(together, [2, 256, 8], strict=True):
+        alone = dry_run(parse(method), LAYOUT, world)
+        assert (cost.entries, cost.memory, cost.called) == (alone.entries, alone.memory, alone.called)
+
+
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to exchange"):
         layout_of(frozen)
     assert layout_of(nn.Linear(2, 3)).numel == 9
+
+
+def test_the_advice_says_when_latency_is_the_limit() -> None:
+    method = Cost("Small()", (("all_gather", 500),), local=0.002, memory=0)
+    layout, far, near = Layout(("w",), (torch.Size([10**6]),)), Network(1e8, 4, rtt=0.1), Network(1e6, 4, rtt=1e-4)
+    assert "exchange less often" in recommend(predict([method], layout, far, 0.01), far, 0.01)
+    assert "exchange less often" not in recommend(predict([method], layout, near, 0.01), near, 0.01)
+
+
+def test_half_a_millisecond_is_not_nothing() -> None:
+    fast = Network(1e12, 2)
+    assert "0.5 ms" in recommend(predict([], LAYOUT, fast, 0.0005), fast, 0.0005)
+
+
+def test_plain_ddp_goes_by_rings_and_dense_does_not() -> None:
+    far = Network(1e8, 8, rtt=0.04)
+    ours, ddp = dry_run(parse("Dense()"), LAYOUT, 8), dense(LAYOUT, 4, "plain DDP")
+    assert ours.trips(far) <= 2 and ddp.trips(far) == 14 and ours.exchange(far) < 0.3 * ddp.exchange(far)
+
+
+def test_the_roll_call_rides_where_trips_cost_much() -> None:
+    cost = dry_run(parse("ErrorFeedback(TopK(0.01))"), LAYOUT, 4)
+    assert cost.trips(Network(1e8, 4, rtt=0.04)) == 1 and cost.trips(Network(1e8, 4, rtt=1e-4)) == 2
+    assert dry_run(parse("ErrorFeedback(PowerSGD(2))"), LAYOUT, 4).trips(Network(1e8, 4, rtt=0.04)) == 2

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thinwire import Dense, ErrorFeedback, Layout, Reducer, TopK, testing
 from thinwire.comm.dry import DryComm
-from thinwire.memory import entries
-from thinwire.testing import check
+from thinwire.core.memory import entries
+from thinwire.testing import check, laws
 
 
 @dataclass
@@ -175,7 +175,7 @@ def delay(x, state, comm, out, skip):
     ids=lambda thing: type(thing).__name__ if isinstance(thing, Broken) else "",
 )
 def test_the_kit_names_the_law_and_a_small_case(broken, law, case, monkeypatch):
-    monkeypatch.setattr(testing, "PATIENCE", 1)
+    monkeypatch.setattr(laws, "PATIENCE", 1)
     with pytest.raises(AssertionError) as error:
         check(broken)
     assert str(error.value).startswith(f"{law} does not hold for {type(broken).__name__}()")

@@ -1,5 +1,5 @@
 """`python -m thinwire`, so that torchrun can start the command line: `torchrun ... -m thinwire train`."""
 
-from thinwire.cli import main
+from thinwire.cli.main import main
 
 main()

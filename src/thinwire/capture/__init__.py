@@ -1,1 +1,4 @@
-"""What a worker takes from its backward pass, or from its steps, to hand to a reducer."""
+"""What takes from a training loop what a worker knows, and hands it to the step.
+
+A capture imports no method and no other capture.
+"""

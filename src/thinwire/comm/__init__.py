@@ -1,4 +1,8 @@
-"""The collectives: processes (`torch`), threads (`crew`), nobody (`dry`)."""
+"""How workers talk: processes (`torch`), threads (`threads`), nobody (`dry`), under one table of collectives.
 
-from thinwire.comm.base import Comm as Comm
-from thinwire.comm.base import Ledger as Ledger
+Here every byte is counted. It knows no gradient and no method.
+"""
+
+from thinwire.comm.codec import Codec as Codec
+from thinwire.comm.ledger import Ledger as Ledger
+from thinwire.comm.protocol import Comm as Comm

@@ -1,79 +1,187 @@
 """Workers that are processes, through torch.distributed."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.comm.base import Ledger
+from thinwire.comm.direct import Direct
+from thinwire.comm.gauge import Gauge
+from thinwire.comm.groups import own_group
+from thinwire.comm.link import Link
+from thinwire.comm.protocol import Comm, PeerFailed
+from thinwire.comm.table import algorithm
+
+PATIENCE = 2.0  # seconds in which workers that are alive say so, after an exchange has broken
 
 
-class TorchComm:
-    carries: torch.dtype | None = None
+class Processes:
+    """The backend's own collectives, and on gloo direct ones where they are faster.
 
-    def __init__(self, group: dist.ProcessGroup | None = None):
-        self.group = group
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.ledger = Ledger(self.world)
+    Over `group`; or over a group of thinwire's own, made of the ranks of `parent`, which can be made again.
+    """
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.ledger.seconds += time.perf_counter() - start
+    def __init__(self, group: dist.ProcessGroup | None = None, parent: dist.ProcessGroup | None = None):
+        self.parent, self.abandoned = parent, False
+        self.group = group if parent is None else own_group(parent)
+        self._name = "" if self.group is None else self.group.group_name
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.direct = Direct(self.group) if self.world > 1 and _is_gloo(self.group) else None
+        self.gauge = Gauge(self.direct) if self.direct else None
+        self.far = self.gauge is not None and self.gauge.link.far
 
-    def all_mean(self, x: Tensor) -> Tensor:
-        self.ledger.enter("all_mean", x)
-        with self._timed():
-            x.mul_(1 / self.world)  # before the sum, as DDP does: the same bits, and no overflow in half precision
-            dist.all_reduce(x, group=self.group)
-        return x
+    @property
+    def link(self) -> Link | None:
+        return self.gauge.link if self.gauge else None
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        self.ledger.enter("all_gather", x)
-        out = x.new_empty(self.world, *x.shape)
-        with self._timed():
-            if x.numel():
-                dist.all_gather([_bytes(row) for row in out], _bytes(x), group=self.group)
+    # ── when an exchange fails ─────────────────────────────────────────────────────────────────────────────────────
+
+    def abandon(self, reason: str) -> None:
+        if self.parent is None or self.abandoned:
+            return  # the group is somebody else's
+        self.abandoned = True
+        with suppress(RuntimeError):  # a store that is gone has nobody to tell
+            self._store.set(f"{self._key}/reason/{self.rank}", reason)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the connections, so that whoever waits hears of it; that takes the last reference to the group."""
+        group, self.group = self.group, None
+        if self.direct is not None:
+            self.direct.group = None
+        dist.destroy_process_group(group)
+
+    def renew(self) -> None:
+        if self.abandoned and self.parent is not None:
+            self.group = own_group(self.parent)
+            self._name = self.group.group_name
+            self.abandoned = False
+            if self.direct is not None:
+                self.direct.group, self.direct.count = self.group, 0
+
+    def blame(self, error: BaseException) -> str | None:
+        if not isinstance(error, RuntimeError) or self.parent is None or "gloo" not in str(error).lower():
+            return None
+        return f"the exchange broke: {self._culprits()} ({str(error).splitlines()[0]})"
+
+    def _culprits(self) -> str:
+        """Who has failed, in its own words, or does not answer any more."""
+        here = [f"{self._key}/here/{rank}" for rank in range(self.world)]
+        reasons = [f"{self._key}/reason/{rank}" for rank in range(self.world)]
+        try:
+            self._store.set(here[self.rank], "")
+            until = time.monotonic() + PATIENCE
+            while True:
+                for rank, key in enumerate(reasons):
+                    reason = self._store.get(key).decode(errors="replace") if self._store.check([key]) else ""
+                    if reason and PeerFailed.__name__ not in reason:  # who was only told of it explains less
+                        return f"rank {rank} failed in {reason}"
+                missing = [rank for rank, key in enumerate(here) if not self._store.check([key])]
+                if time.monotonic() > until or not missing:
+                    break
+                time.sleep(0.02)
+        except RuntimeError:
+            missing = [0]  # it holds the store
+        if not missing:
+            return "a connection was lost, though all ranks are alive"
+        return f"rank {', '.join(map(str, missing))} does not answer: did it end, or is it much slower than the others?"
+
+    @property
+    def _store(self) -> dist.Store:
+        return dist.distributed_c10d._get_default_store()
+
+    @property
+    def _key(self) -> str:
+        return f"thinwire/{self._name}"
+
+    def close(self) -> None:
+        if self.parent is not None and not self.abandoned and dist.is_initialized():
+            self.abandoned = True
+            self._let_go()
+
+    # ── the collectives ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def way(self, op: str, size: int) -> str | None:
+        return self.gauge.link.way(op, size, self.world, self.far) if self.gauge else None
+
+    def took(self, op: str, size: int, seconds: float) -> None:
+        if self.gauge:
+            cost = algorithm(op, self.way(op, size))
+            self.gauge.note(cost.longest(self.world) * size, cost.trips(self.world), seconds)
+
+    def _straight(self, op: str, x: Tensor) -> Direct | None:
+        """Who sends this directly, if that is the way for it."""
+        size = x.numel() * x.element_size()
+        return self.direct if x.device.type == "cpu" and self.way(op, size) == "direct" else None
+
+    def all_mean(self, x: Tensor) -> None:
+        x.mul_(1 / self.world)  # before the sum, as DDP does: the same bits, and no overflow in half precision
+        dist.all_reduce(x, group=self.group)
+
+    def all_gather(self, raw: Tensor) -> Tensor:
+        direct = self._straight("all_gather", raw)
+        if direct:
+            return direct.all_gather(raw)
+        out = raw.new_empty(self.world, raw.numel())
+        dist.all_gather(list(out), raw, group=self.group)
         return out
 
-    def broadcast(self, x: Tensor, source: int) -> Tensor:
-        self.ledger.enter("broadcast", x)
-        raw = _bytes(x)
-        with self._timed():
-            dist.broadcast(raw, group=self.group, group_src=source)
-        return x if raw.data_ptr() == x.data_ptr() else x.copy_(raw.view(x.dtype).view(x.shape))
+    def two_phases(self, pieces: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        if self.direct and self.far and pieces[0].device.type == "cpu":
+            return self.direct.two_phases(pieces, reduce)
+        return [self.all_gather(reduce(self.all_to_all(piece))) for piece in pieces]
 
-    def all_to_all(self, parts: list[Tensor]) -> list[Tensor]:
-        sizes = torch.tensor([p.numel() for p in parts], dtype=torch.int64, device=parts[0].device)
-        incoming = torch.empty_like(sizes)
-        sent = torch.cat(parts)
-        self.ledger.enter("all_to_all", sizes)
-        self.ledger.enter("all_to_all", sent)
-        with self._timed():
-            dist.all_to_all_single(incoming, sizes, group=self.group)
-            counts = incoming.tolist()
-            received = sent.new_empty(sum(counts))
-            dist.all_to_all_single(received, sent, counts, sizes.tolist(), group=self.group)
-        return list(received.split(counts))
+    def broadcast(self, raw: Tensor, source: int) -> None:
+        direct = self._straight("broadcast", raw)
+        if direct:
+            return direct.broadcast(raw, source)
+        dist.broadcast(raw, group=self.group, group_src=source)
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        if self.direct and self.far and parts.device.type == "cpu":
+            return self.direct.all_to_all(parts)
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=self.group)
+        return received
+
+    def all_to_all_uneven(self, sent: Tensor, sizes: list[int], coming: list[int]) -> Tensor:
+        received = sent.new_empty(sum(coming))
+        dist.all_to_all_single(received, sent, coming, sizes, group=self.group)
+        return received
 
     def shift(self, x: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        if to == source == self.rank:
+            return x.clone()
         calls = []
         received = None if source is None else torch.empty_like(x)
         if to is not None:
-            self.ledger.enter("shift", x)
-            calls.append(dist.P2POp(dist.isend, x.contiguous(), group=self.group, group_peer=to))
+            calls.append(dist.P2POp(dist.isend, x, group=self.group, group_peer=to))
         if received is not None:
             calls.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
-        with self._timed():
-            for work in dist.batch_isend_irecv(calls) if calls else ():
-                work.wait()
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
         return received
 
 
-def _bytes(x: Tensor) -> Tensor:
-    """What is only moved goes as bytes: backends differ in the dtypes that they know."""
-    return x.contiguous().view(-1).view(torch.uint8)
+def _is_gloo(group: dist.ProcessGroup | None) -> bool:
+    """Whether this group moves what is on the CPU by gloo."""
+    try:
+        backend = (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return False
+    return backend.name() == "gloo"
+
+
+class TorchComm(Comm):
+    """All workers of a group call this together: when they join, they look at what joins them."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, parent: dist.ProcessGroup | None = None):
+        super().__init__(Processes(group, parent))
+
+    @classmethod
+    def own(cls, parent: dist.ProcessGroup) -> "TorchComm":
+        """Over a process group for thinwire alone, so that nobody's collectives interleave with its own."""
+        return cls(parent=parent)

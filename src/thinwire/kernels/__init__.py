@@ -9,6 +9,7 @@ Vectors are flat tensors. Indices are sorted positions, int32 where they fit.
 
 import importlib
 import importlib.util
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -19,9 +20,14 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import reference
+from thinwire.kernels.low_bit import BITS as BITS
+from thinwire.kernels.low_bit import LARGEST_BLOCK as LARGEST_BLOCK
+from thinwire.kernels.low_bit import Blocks as Blocks
+from thinwire.kernels.low_bit import blocks_of as blocks_of
 from thinwire.kernels.reference import Survey as Survey
 from thinwire.kernels.reference import index_dtype as index_dtype
 
+_LOG = logging.getLogger("thinwire")
 SAMPLES = 2**16  # entries a quantile is estimated from: one in a thousand of them is known to about an eighth
 
 
@@ -36,11 +42,21 @@ def _module(name: str) -> Any:
 def _by_device(device: str) -> str:
     if device == "cuda" and importlib.util.find_spec("triton"):
         return "gpu"
-    return "cpu" if device == "cpu" else "reference"
+    if device != "cpu":
+        return "reference"
+    if importlib.util.find_spec("numba"):
+        return "cpu"
+    _LOG.warning("numba is not installed: plain torch does the work, several times slower (pip install numba)")
+    return "reference"
+
+
+def chosen(device: torch.device) -> str:
+    """Which kernels serve a device: reference, cpu or gpu."""
+    return os.environ.get("THINWIRE_KERNELS") or _by_device(device.type)
 
 
 def _kernel(name: str, *vectors: Tensor) -> Any:
-    module = _module(os.environ.get("THINWIRE_KERNELS") or _by_device(vectors[0].device.type))
+    module = _module(chosen(vectors[0].device))
     covered = hasattr(module, name) and (module is reference or module.covers(*vectors))
     return getattr(module if covered else reference, name)
 
@@ -71,13 +87,15 @@ def warm(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu")
             unpack_rice(pack_rice(index, seen.shift, seen.high), index.numel(), seen.shift, 0, numel)
             unpack_gaps(pack_gaps(index, 1), index.numel(), 1, 0, numel)
             unpack_marks(pack_marks(index), index.numel(), 0, numel)
-    select_clear(y, 0.5)
-    accumulate_select_clear(y, x, 0.5)
     unpack_signs(pack_signs(x), 199, dtype)
     for kind in (torch.uint8, torch.int32, torch.int64):
         unpack_bits(pack_bits(torch.ones(8, dtype=kind, device=device), 4), 8, 4)
     for bits in (16, 40):
         unpack_bits(pack_bits(torch.ones(8, dtype=torch.int64, device=device), bits), 8, bits)
+    blocks = blocks_of(((0, 199),), 2, 64, torch.device(device))
+    message = torch.empty(blocks.nbytes, dtype=torch.uint8, device=device)
+    encode_blocks(x, blocks, message)
+    decode_blocks(message.unsqueeze(0), blocks, y, 0.5, add=True)
     return time.perf_counter() - start
 
 
@@ -94,17 +112,6 @@ def accumulate(into: Tensor, x: Tensor) -> None:
 def select(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> Tensor:
     """The positions in [lo, hi) with |x| >= threshold. NaN is never selected, infinity always."""
     return _kernel("select", x)(x, threshold, *_range(x, lo, hi))
-
-
-def select_clear(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> tuple[Tensor, Tensor]:
-    """`select`, and the values there, which leave zeros behind."""
-    return _kernel("select_clear", x)(x, threshold, *_range(x, lo, hi))
-
-
-def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """into += x, then `select_clear` in `into`, in one pass over both."""
-    _alike(into, x)
-    return _kernel("accumulate_select_clear", into, x)(into, x, threshold)
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
@@ -226,6 +233,19 @@ def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
     return _kernel("unpack_bits", packed)(_enough(packed, count, bits), count, bits)
 
 
+def encode_blocks(x: Tensor, blocks: Blocks, message: Tensor) -> None:
+    """Write what codes of a few bits say about the blocks of `x` into `message`; that leaves `x`, the rest stays.
+
+    The rest of a block is always smaller than the block was: what error feedback needs.
+    """
+    _kernel("encode_blocks", x)(x, blocks, _enough_for(message, blocks))
+
+
+def decode_blocks(messages: Tensor, blocks: Blocks, out: Tensor, scale: float = 1.0, add: bool = False) -> None:
+    """Write the sum of what messages [any, nbytes] about the same blocks say, times scale, or add it to `out`."""
+    _kernel("decode_blocks", out)(_enough_for(messages, blocks), blocks, out, scale, add)
+
+
 def survey(index: Tensor) -> Survey:
     """What there is to know about sorted positions, at least one, before they are packed."""
     return _kernel("survey", index)(index)
@@ -278,3 +298,9 @@ def _enough(packed: Tensor, count: int, bits: int) -> Tensor:
     if packed.numel() * 8 < count * bits:
         raise ValueError(f"{packed.numel()} bytes do not hold {count} codes of {bits} bits")
     return packed
+
+
+def _enough_for(messages: Tensor, blocks: Blocks) -> Tensor:
+    if messages.shape[-1] < blocks.nbytes:
+        raise ValueError(f"{messages.shape[-1]} bytes do not hold blocks that take {blocks.nbytes}")
+    return messages

@@ -49,17 +49,6 @@ def _find(
 
 
 @triton.jit
-def _add_find(
-    into: Any, x: Any, bound: Any, words: Any, counts: Any, n: Any, BLOCK: tl.constexpr, WORD: tl.constexpr
-) -> None:
-    block = tl.program_id(0).to(tl.int64)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    total = tl.load(into + at, mask=at < n, other=0) + tl.load(x + at, mask=at < n, other=0)
-    tl.store(into + at, total, mask=at < n)
-    _note((tl.abs(total) >= tl.load(bound)) & (at < n), words, counts, block, BLOCK, WORD)
-
-
-@triton.jit
 def _add_test_decay(
     r: Any,
     v: Any,
@@ -90,19 +79,14 @@ def _find_negative(x: Any, words: Any, counts: Any, n: Any, BLOCK: tl.constexpr,
 
 
 @triton.jit
-def _collect(
-    words: Any, ends: Any, index: Any, begin: Any, x: Any, values: Any, BLOCK: tl.constexpr, WORD: tl.constexpr
-) -> None:
-    """Write the positions of the bits that are set; given `values`, the entries of x there too, which become zero."""
+def _collect(words: Any, ends: Any, index: Any, begin: Any, BLOCK: tl.constexpr, WORD: tl.constexpr) -> None:
+    """Write the positions of the bits that are set."""
     block = tl.program_id(0).to(tl.int64)
     word = tl.load(words + block * (BLOCK // WORD) + tl.arange(0, BLOCK // WORD))
     chosen = tl.reshape((word[:, None] >> tl.arange(0, WORD)[None, :]) & 1, (BLOCK,))
     to = tl.load(ends + block) - tl.sum(chosen, 0) + tl.cumsum(chosen, 0) - 1
     at = begin + block * BLOCK + tl.arange(0, BLOCK)
     tl.store(index + to, at.to(index.dtype.element_ty), mask=chosen > 0)
-    if values is not None:
-        tl.store(values + to, tl.load(x + at, mask=chosen > 0), mask=chosen > 0)
-        tl.store(x + at, 0.0, mask=chosen > 0)
 
 
 @triton.jit
@@ -120,39 +104,21 @@ def _answers(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return words, torch.empty(blocks, dtype=torch.int64, device=x.device)
 
 
-def _gather(words: Tensor, counts: Tensor, x: Tensor, lo: int, clear: bool) -> tuple[Tensor, Tensor]:
+def _places(words: Tensor, counts: Tensor, x: Tensor, lo: int) -> Tensor:
     ends = counts.cumsum(0)
     found = int(ends[-1]) if ends.numel() else 0
     index = torch.empty(found, dtype=index_dtype(x.numel()), device=x.device)
-    values = torch.empty(found if clear else 0, dtype=x.dtype, device=x.device)
     if found:
-        chosen = values if clear else None
-        _collect[(counts.numel(),)](words, ends, index, lo, x, chosen, BLOCK=BLOCK, WORD=WORD)
-    return index, values
+        _collect[(counts.numel(),)](words, ends, index, lo, BLOCK=BLOCK, WORD=WORD)
+    return index
 
 
-def _search(x: Tensor, threshold: float, lo: int, hi: int, clear: bool) -> tuple[Tensor, Tensor]:
+def select(x: Tensor, threshold: float, lo: int, hi: int) -> Tensor:
     words, counts = _answers(x, hi - lo)
     if hi > lo:
         bound = rounded(threshold, x).to(x.device)
         _find[(counts.numel(),)](x, bound, words, counts, lo, hi, BLOCK=BLOCK, WORD=WORD)
-    return _gather(words, counts, x, lo, clear)
-
-
-def select(x: Tensor, threshold: float, lo: int, hi: int) -> Tensor:
-    return _search(x, threshold, lo, hi, clear=False)[0]
-
-
-def select_clear(x: Tensor, threshold: float, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-    return _search(x, threshold, lo, hi, clear=True)
-
-
-def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    words, counts = _answers(into, into.numel())
-    if into.numel():
-        bound = rounded(threshold, into).to(into.device)
-        _add_find[(counts.numel(),)](into, x, bound, words, counts, into.numel(), BLOCK=BLOCK, WORD=WORD)
-    return _gather(words, counts, into, 0, clear=True)
+    return _places(words, counts, x, lo)
 
 
 def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: float, zeta: float) -> Tensor:
@@ -161,7 +127,7 @@ def variance_step(r: Tensor, v: Tensor, mean: Tensor, square: Tensor, alpha: flo
         factors = torch.stack([rounded(alpha, r), rounded(zeta, r)]).to(r.device)
         grid = (counts.numel(),)
         _add_test_decay[grid](r, v, mean, square, factors, words, counts, r.numel(), BLOCK=BLOCK, WORD=WORD)
-    return _gather(words, counts, r, 0, clear=False)[0]
+    return _places(words, counts, r, 0)
 
 
 def pack_signs(x: Tensor) -> Tensor:

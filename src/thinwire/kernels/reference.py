@@ -10,6 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.kernels.low_bit import decode_blocks as decode_blocks
+from thinwire.kernels.low_bit import encode_blocks as encode_blocks
+
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the step of splitmix64
 ROUNDS = 8  # of the permutation behind random_k
 POWER_BITS = 4  # of a word that are not its position: the sign and the exponent
@@ -37,16 +40,6 @@ def accumulate(into: Tensor, x: Tensor) -> None:
 def select(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> Tensor:
     chosen = x[lo:hi].abs() >= rounded(threshold, x)
     return (chosen.nonzero().flatten() + lo).to(index_dtype(x.numel()))
-
-
-def select_clear(x: Tensor, threshold: float, lo: int = 0, hi: int | None = None) -> tuple[Tensor, Tensor]:
-    index = select(x, threshold, lo, hi)
-    return index, take(x, index)
-
-
-def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    into.add_(x)
-    return select_clear(into, threshold)
 
 
 def magnitude(x: Tensor) -> Tensor:

@@ -18,16 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
-from thinwire.methods import slots
-from thinwire.reducer import Layout, Reducer, check_density, count
+from thinwire.comm.table import wire_bytes
+from thinwire.core import memory
+from thinwire.core.reducer import Layout, Reducer, check_density, count
+from thinwire.exchange import slots
 
 
 @dataclass
 class CLTKState:
-    residual: Tensor = memory.entries()  # m
-    step: int = memory.shared(0)
+    residual: Tensor = memory.unsent()  # m
+    step: int = memory.alike(0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class CLTK(Reducer[Tensor, CLTKState]):
         m, k = state.residual, count(self.density, x.numel())
         leader, state.step = state.step % comm.world, state.step + 1
         room = slots.size(k, x.numel())
-        if k == x.numel() or room > 2 * (x.numel() - k) * x.element_size():
+        if k == x.numel() or not self._pays(room, k, x, comm):
             kernels.accumulate(m, x)
             exchange.empty(x, out)
             return exchange.fall_back(m, comm, out)
@@ -73,6 +75,11 @@ class CLTK(Reducer[Tensor, CLTKState]):
         exchange.empty(x, out)
         comm.ledger.picked += k
         kernels.fill_sparse(out, [(index, comm.all_mean(sent))])
+
+    def _pays(self, room: int, k: int, x: Tensor, comm: Comm) -> bool:
+        """Whether the leader's indices and all workers' values there are fewer bytes than everything."""
+        values = wire_bytes("all_mean", comm.value_bytes(k, x.dtype), comm.world)
+        return wire_bytes("broadcast", room, comm.world) + values <= exchange.dense_price(x, comm)
 
     @property
     def conserves(self) -> bool:

@@ -22,10 +22,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory, wire
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.core import memory
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 from thinwire.exchange import Room
-from thinwire.reducer import Layout, Reducer, check_density, count
+from thinwire.exchange import bytes as wire
 
 COMMON = -1  # the bin of layers that all workers send whole
 
@@ -33,7 +35,7 @@ COMMON = -1  # the bin of layers that all workers send whole
 @dataclass
 class DEFTState:
     sizes: list[int] = memory.derived()  # of the tensors
-    step: int = memory.shared(0)
+    step: int = memory.alike(0)
     room: Room = field(default_factory=Room)
     picks: list[int] = memory.per_world(list)  # what each worker chose at the last step
 

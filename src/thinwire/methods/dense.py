@@ -6,7 +6,7 @@ from torch import Tensor
 
 from thinwire import exchange
 from thinwire.comm import Comm
-from thinwire.reducer import Layout, Reducer
+from thinwire.core.reducer import Layout, Reducer
 
 
 @dataclass(frozen=True)

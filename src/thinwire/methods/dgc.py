@@ -16,17 +16,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.core import memory
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 from thinwire.exchange import Room
-from thinwire.reducer import Layout, Reducer, check_density, count
 
 
 @dataclass
 class DGCState:
-    velocity: Tensor = memory.entries(merge="mean")  # u
-    residual: Tensor = memory.entries()  # v: velocities added up and not sent yet
+    velocity: Tensor = memory.averaged()  # u
+    residual: Tensor = memory.unsent()  # v: velocities added up and not sent yet
     vectors: Tensor = memory.derived()  # the positions of parameters with one dimension or none
+    unit: float = memory.alike(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
     room: Room = field(default_factory=Room)
 
 
@@ -65,7 +67,7 @@ class DGC(Reducer[Tensor, DGCState]):
     def reduce(self, x: Tensor, state: DGCState, comm: Comm, out: Tensor, /) -> None:
         u, v = state.velocity, state.residual
         if self.clip is not None:
-            x.mul_(min(1.0, self.clip / math.sqrt(comm.world) / max(float(x.norm()), 1e-30)))
+            x.mul_(min(1.0, self.clip * state.unit / math.sqrt(comm.world) / max(float(x.norm()), 1e-30)))
         if self.nesterov:
             u.add_(x).mul_(self.momentum)
             v.add_(u).add_(x)

@@ -10,7 +10,6 @@ index comes through by another branch: the published code then loses what was dr
 it takes the sum into its own residual, which conserves mass and sends nothing.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,9 @@ from torch import Tensor
 
 from thinwire import exchange, kernels
 from thinwire.comm import Comm
-from thinwire.reducer import Layout, Reducer, check_density, count
+from thinwire.comm.codec import as_bytes
+from thinwire.comm.table import wire_bytes
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,11 @@ class GTopK(Reducer[Tensor, None]):
         return None
 
     def reduce(self, x: Tensor, state: None, comm: Comm, out: Tensor, /) -> None:
-        n, k, dtype = x.numel(), count(self.density, x.numel()), comm.carries or x.dtype
-        pair = kernels.index_dtype(n).itemsize + dtype.itemsize
-        rounds = max(0, math.ceil(math.log2(comm.world)))
-        if k == n or (rounds + 1) * k * pair >= 2 * n * dtype.itemsize:
+        n, k = x.numel(), count(self.density, x.numel())
+        message = k * kernels.index_dtype(n).itemsize + comm.value_bytes(k, x.dtype)
+        rounds = (comm.world - 1).bit_length()
+        told = rounds * wire_bytes("shift", message, comm.world) + wire_bytes("broadcast", message, comm.world)
+        if k == n or told > exchange.dense_price(x, comm):
             return exchange.fall_back(x, comm, out)
 
         own = kernels.top_k(x, k)
@@ -48,13 +50,13 @@ class GTopK(Reducer[Tensor, None]):
             place = comm.rank % (2 * distance)
             to = comm.rank - distance if place == distance else None
             source = comm.rank + distance if place == 0 and comm.rank + distance < comm.world else None
-            received = comm.shift(_pack(index, values, dtype), to, source)
+            received = comm.shift(_pack(index, values, comm), to, source)
             if received is not None:
-                index, values, lost = _merge(index, values, *_unpack(received, x, dtype), k)
+                index, values, lost = _merge(index, values, *_unpack(received, x, k, comm), k)
                 dropped.append(lost)
                 exact, values = values, exchange.rounded(values, comm)
                 dropped.append((index, exact - values))
-        index, values = _unpack(comm.broadcast(_pack(index, values, dtype), 0), x, dtype)
+        index, values = _unpack(comm.broadcast(_pack(index, values, comm), 0), x, k, comm)
 
         comm.ledger.picked += k
         came = torch.isin(own, index)
@@ -69,14 +71,17 @@ class GTopK(Reducer[Tensor, None]):
         return True
 
 
-def _pack(index: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.cat([index.view(torch.uint8), values.to(dtype).view(torch.uint8)])
+def _pack(index: Tensor, values: Tensor, comm: Comm) -> Tensor:
+    stored = as_bytes(values) if comm.carries is None else comm.carries.encode(values)
+    return torch.cat([as_bytes(index), stored])
 
 
-def _unpack(message: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _unpack(message: Tensor, x: Tensor, k: int, comm: Comm) -> tuple[Tensor, Tensor]:
     kind = kernels.index_dtype(x.numel())
-    split = message.numel() * kind.itemsize // (kind.itemsize + dtype.itemsize)
-    return message[:split].clone().view(kind), message[split:].clone().view(dtype).to(x.dtype)
+    index, stored = message.split([k * kind.itemsize, message.numel() - k * kind.itemsize])
+    if comm.carries is not None:
+        return index.clone().view(kind), comm.carries.decode(stored, k, x.dtype)
+    return index.clone().view(kind), stored.clone().view(x.dtype)
 
 
 def _merge(

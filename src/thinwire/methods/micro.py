@@ -14,8 +14,9 @@ from typing import Literal
 from torch import Tensor
 
 from thinwire.comm import Comm
-from thinwire.methods.exdyna import ExDyna, ExDynaState
-from thinwire.reducer import Layout, Reducer
+from thinwire.core.reducer import Layout, Reducer
+from thinwire.methods.exdyna.method import ExDyna
+from thinwire.methods.exdyna.state import ExDynaState
 
 
 @dataclass(frozen=True)

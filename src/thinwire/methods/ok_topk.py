@@ -17,17 +17,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory, wire
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.core import memory
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 from thinwire.exchange import Room
-from thinwire.reducer import Layout, Reducer, check_density, count
+from thinwire.exchange import bytes as wire
 
 
 @dataclass
 class OkTopkState:
     step: int = memory.per_world(int)
-    own: float = memory.shared(0.0, degree=1)  # this worker's threshold for its picks
-    common: float = memory.shared(0.0, degree=1)  # all workers' threshold for sums
+    own: float = memory.own(0.0, degree=1)  # this worker's threshold for its picks
+    common: float = memory.alike(0.0, degree=1)  # all workers' threshold for sums
     edges: list[int] = memory.per_world(list)  # where regions begin, after the first
     sums: Room = field(default_factory=Room)
     kept: Room = field(default_factory=Room)
@@ -58,20 +60,22 @@ class OkTopk(Reducer[Tensor, OkTopkState]):
         if step % (2 * self.refresh) == 0:
             state.edges = _cut_evenly(picks, n, comm)
 
-        low, sums = self._add_up(x, picks, state.edges, comm)
+        low, sums, sent = self._add_up(x, picks, state.edges, comm)
         if exact:
             state.common = _kth_of_all(sums, k, comm, state.sums)
         kept = kernels.select(sums, max(state.common, torch.finfo(x.dtype).tiny))
         means = sums[kept] / comm.world
         told = exchange.rounded(means, comm)
-        message = wire.encode((kept + low).to(kernels.index_dtype(n)), told, n, comm.carries or x.dtype)
+        message = wire.encode((kept + low).to(kernels.index_dtype(n)), told, n, comm.wire_dtype(x.dtype))
         messages = exchange.gather_bytes(message, comm, state.kept, limit=exchange.dense_bytes(x, comm))
         if messages is None:
             return exchange.fall_back(x, comm, out)
         pairs = [wire.decode(message, n) for message in messages]
 
         everywhere = torch.cat([index for index, _ in pairs])
-        exchange.take(x, picks[torch.isin(picks, everywhere)], comm)
+        came = torch.isin(picks, everywhere)
+        comm.ledger.picked += int(came.sum())
+        kernels.scatter_add(x, picks[came], sent[came], -1.0)
         if comm.carries is not None:  # who rounds a sum keeps the error
             kernels.scatter_add(x, kept + low, means - told, float(comm.world))
         kernels.fill_sparse(out, pairs)
@@ -90,19 +94,20 @@ class OkTopk(Reducer[Tensor, OkTopkState]):
         state.own = _scaled(state.own, picks.numel(), 2 / 3 * k, 5 / 4 * k, 1.012)
         return picks
 
-    def _add_up(self, x: Tensor, picks: Tensor, edges: list[int], comm: Comm) -> tuple[int, Tensor]:
-        """Where this worker's region begins, and the sums of all picks in it."""
+    def _add_up(self, x: Tensor, picks: Tensor, edges: list[int], comm: Comm) -> tuple[int, Tensor, Tensor]:
+        """Where this worker's region begins, the sums of all picks in it, and what this worker sent of its own."""
         splits = torch.searchsorted(picks, torch.tensor(edges, dtype=picks.dtype, device=x.device)).tolist()
         parts = picks.tensor_split(splits)
-        dtype = comm.carries or x.dtype
-        messages = [wire.encode(part, exchange.rounded(x[part], comm), x.numel(), dtype) for part in parts]
+        dtype = comm.wire_dtype(x.dtype)
+        sent = [exchange.rounded(x[part], comm) for part in parts]
+        messages = [wire.encode(part, values, x.numel(), dtype) for part, values in zip(parts, sent, strict=True)]
         bounds = [0, *edges, x.numel()]
         low, high = bounds[comm.rank], bounds[comm.rank + 1]
         sums = x.new_zeros(high - low)
         for message in comm.all_to_all(messages):
             index, values = wire.decode(message, x.numel())
             kernels.scatter_add(sums, index - low, values.to(x.dtype))
-        return low, sums
+        return low, sums, torch.cat(sent)
 
     @property
     def needs_memory(self) -> bool:

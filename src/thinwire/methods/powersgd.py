@@ -19,9 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire import exchange, memory
+from thinwire import exchange
 from thinwire.comm import Comm
-from thinwire.reducer import Layout, Reducer, group_key, mix64
+from thinwire.core import memory
+from thinwire.core.draws import group_key, mix64
+from thinwire.core.reducer import Layout, Reducer
 
 
 class Run(NamedTuple):
@@ -51,7 +53,7 @@ class Batch(NamedTuple):
 class PowerSGDState:
     batches: list[Batch] = memory.derived()
     whole: Tensor = memory.derived()  # the positions of all that is in no batch
-    right: list[Tensor] = memory.shared()  # Q of each batch: where the next step begins
+    right: list[Tensor] = memory.alike()  # Q of each batch: where the next step begins
 
 
 @dataclass(frozen=True)

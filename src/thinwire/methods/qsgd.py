@@ -5,22 +5,29 @@ Encoding, NeurIPS 2017 (recalled). Codes have a fixed width here; the paper's va
 """
 
 import math
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
-from thinwire.reducer import Layout, Reducer, group_key, mix64
+from thinwire.core import memory
+from thinwire.core.draws import group_key, mix64
+from thinwire.core.memory import Owned
+from thinwire.core.reducer import Layout, Reducer
 
 
 @dataclass
 class QSGDState:
     group: int = memory.derived()  # a number for this layout, so that layouts round apart
-    step: int = memory.shared(0)
+    step: int = memory.alike(0)
+
+
+@dataclass
+class TwoWayQSGDState(QSGDState):
+    owned: Owned = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class QSGD(Reducer[Tensor, QSGDState]):
 
     Stochastic rounding is unbiased and needs no memory; with error feedback round to the "nearest", whose
     error is never larger than the entry itself. The norm "max" wastes no codes; "l2" is that of the proofs.
+    With `two_way` the owners of parts average and code again: a link's bytes do not grow with the workers.
     """
 
     bits: int = 4
@@ -36,6 +44,7 @@ class QSGD(Reducer[Tensor, QSGDState]):
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     norm: Literal["max", "l2"] = "max"
     seed: int = 0
+    two_way: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16:
@@ -53,36 +62,77 @@ class QSGD(Reducer[Tensor, QSGDState]):
         return 2 ** (self.bits - 1) - 1
 
     def init(self, layout: Layout, /) -> QSGDState:
+        if self.two_way:
+            return TwoWayQSGDState(group_key(layout), owned=Owned(layout.numel))
         return QSGDState(group_key(layout))
 
     def reduce(self, x: Tensor, state: QSGDState, comm: Comm, out: Tensor, /) -> None:
         key = mix64(self.seed, state.step, state.group, comm.rank)
         state.step += 1
-        piece = math.lcm(self.bucket, 8)  # whole buckets in whole bytes
-        piece *= max(1, exchange.PIECE // piece)
-        generator = torch.Generator(x.device).manual_seed(key >> 1)
-        coded = [self._encode(part, generator) for part in x.split(piece)]
-        message = torch.cat([units.view(torch.uint8) for units, _ in coded] + [packed for _, packed in coded])
-        exchange.gather_coded(x, message, partial(self._decode, x), comm, out, piece)
+        code = BucketCode(self, torch.Generator(x.device).manual_seed(key >> 1), x.dtype)
+        if isinstance(state, TwoWayQSGDState):
+            exchange.mean_two_ways(x, code, comm, out, state.owned)
+        else:
+            exchange.gather_coded(x, code, comm, out)
 
-    def _encode(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The unit of each bucket, and the codes."""
-        norm = _largest if self.norm == "max" else _length
-        units = torch.cat([norm(rows) for rows in self._rows(x)]) / self.levels
+    @property
+    def needs_memory(self) -> bool:
+        return self.rounding == "nearest"
+
+
+@dataclass(frozen=True)
+class BucketCode:
+    """The unit of each bucket, then the codes."""
+
+    method: QSGD
+    generator: torch.Generator
+    dtype: torch.dtype
+
+    def nbytes(self, start: int, stop: int) -> int:
+        return self._head(stop - start) + -(-(stop - start) * self.method.bits // 8)
+
+    def _head(self, count: int) -> int:
+        return -(-count // self.method.bucket) * self.dtype.itemsize
+
+    @property
+    def _piece(self) -> int:
+        """Entries that are worked on at a time: whole buckets in whole bytes."""
+        piece = math.lcm(self.method.bucket, 8)
+        return piece * max(1, exchange.PIECE // piece)
+
+    def encode(self, x: Tensor, start: int, message: Tensor) -> None:
+        coded = [self._encode(part) for part in x.split(self._piece)] if x.numel() else []
+        parts = [units.view(torch.uint8) for units, _ in coded] + [packed for _, packed in coded]
+        whole = torch.cat([message[:0], *parts])
+        message[: whole.numel()] = whole
+        self.decode(message.unsqueeze(0), start, x, -1.0, add=True)
+
+    def _encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        method = self.method
+        norm = _largest if method.norm == "max" else _length
+        units = torch.cat([norm(rows) for rows in self._rows(x)]) / method.levels
         levels = self._scale(x.clone(), 1 / units.clamp_min(torch.finfo(x.dtype).tiny))
-        if self.rounding == "stochastic":
-            levels.add_(torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)).floor_()
+        if method.rounding == "stochastic":
+            levels.add_(torch.rand(x.shape, generator=self.generator, dtype=x.dtype, device=x.device)).floor_()
         else:
             levels.round_()
-        codes = levels.clamp_(-self.levels, self.levels).add_(self.levels)
-        return units, kernels.pack_bits(codes.to(torch.uint8 if self.bits <= 8 else torch.int32), self.bits)
+        codes = levels.clamp_(-method.levels, method.levels).add_(method.levels)
+        return units, kernels.pack_bits(codes.to(torch.uint8 if method.bits <= 8 else torch.int32), method.bits)
 
-    def _decode(self, x: Tensor, message: Tensor, start: int, stop: int) -> Tensor:
-        head = -(-x.numel() // self.bucket) * x.itemsize
-        units = message[:head].clone().view(x.dtype)[start // self.bucket : -(-stop // self.bucket)]
-        packed = message[head + start * self.bits // 8 : head - (-stop * self.bits // 8)]
-        codes = kernels.unpack_bits(packed, stop - start, self.bits)
-        return self._scale(codes.to(x.dtype).sub_(self.levels), units)
+    def decode(self, messages: Tensor, start: int, out: Tensor, scale: float, add: bool) -> None:
+        for at in range(0, out.numel(), self._piece):
+            part = out[at : at + self._piece]
+            total = torch.zeros_like(part)
+            for message in messages:
+                total += self._decode(message, out.numel(), at, at + part.numel())
+            exchange.put(part, total, scale, add)
+
+    def _decode(self, message: Tensor, count: int, start: int, stop: int) -> Tensor:
+        head, bits, bucket = self._head(count), self.method.bits, self.method.bucket
+        units = message[:head].clone().view(self.dtype)[start // bucket : -(-stop // bucket)]
+        packed = message[head + start * bits // 8 : head - (-stop * bits // 8)]
+        codes = kernels.unpack_bits(packed, stop - start, bits)
+        return self._scale(codes.to(self.dtype).sub_(self.method.levels), units)
 
     def _scale(self, values: Tensor, factors: Tensor) -> Tensor:
         """Multiply each bucket by its factor, in place."""
@@ -93,13 +143,9 @@ class QSGD(Reducer[Tensor, QSGDState]):
 
     def _rows(self, x: Tensor) -> list[Tensor]:
         """The full buckets, and the last one if it is shorter, as rows of two matrices."""
-        full = x.numel() // self.bucket * self.bucket
+        full = x.numel() // self.method.bucket * self.method.bucket
         rest = x[full:]
-        return [x[:full].view(-1, self.bucket), rest.view(-1, max(1, rest.numel()))]
-
-    @property
-    def needs_memory(self) -> bool:
-        return self.rounding == "nearest"
+        return [x[:full].view(-1, self.method.bucket), rest.view(-1, max(1, rest.numel()))]
 
 
 def _largest(rows: Tensor) -> Tensor:

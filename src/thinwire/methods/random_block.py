@@ -14,19 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from thinwire import exchange, memory
+from thinwire import exchange
 from thinwire.comm import Comm
-from thinwire.reducer import Layout, Reducer, check_density, count, group_key, mix64
-
-
-@dataclass
-class RandomBlockState:
-    group: int = memory.derived()  # a number for this layout, so that layouts draw apart
-    step: int = memory.shared(0)
+from thinwire.core.draws import group_key, mix64
+from thinwire.core.reducer import Layout, Reducer, check_density, count
+from thinwire.methods.random_k import DrawState, sends_all
 
 
 @dataclass(frozen=True)
-class RandomBlock(Reducer[Tensor, RandomBlockState]):
+class RandomBlock(Reducer[Tensor, DrawState]):
     """A window that holds a `density` of the entries, at a new random place each step.
 
     With `agree` all workers share the window and average it: p workers then do what one would on the mean
@@ -50,16 +46,13 @@ class RandomBlock(Reducer[Tensor, RandomBlockState]):
         if self.rescale and self.order != "random":
             raise ValueError("rescale makes a random window unbiased; one that goes round in order is not random")
 
-    def init(self, layout: Layout, /) -> RandomBlockState:
-        return RandomBlockState(group_key(layout))
+    def init(self, layout: Layout, /) -> DrawState:
+        return DrawState(group_key(layout))
 
-    def reduce(self, x: Tensor, state: RandomBlockState, comm: Comm, out: Tensor, /) -> None:
-        n, k = x.numel(), count(self.density, x.numel())
-        step, state.step = state.step, state.step + 1
-        if k == n:
-            return exchange.dense(x, comm, out)
-        if not self.agree and k * comm.world > 2 * n:  # a ring carries everything for less than all gathered
-            return exchange.fall_back(x, comm, out)
+    def reduce(self, x: Tensor, state: DrawState, comm: Comm, out: Tensor, /) -> None:
+        n, k, step = x.numel(), count(self.density, x.numel()), state.next()
+        if sends_all(x, k, self.agree, comm, out):
+            return
 
         def window(vector: Tensor, rank: int = 0) -> list[Tensor]:
             start = self._start(step, state.group, rank, n, k)
@@ -71,7 +64,13 @@ class RandomBlock(Reducer[Tensor, RandomBlockState]):
         _add(mine, values, -1.0)
 
         unbias = n / k if self.rescale else 1.0
-        sent = [comm.all_mean(values)] if self.agree else list(comm.all_gather(values))
+        if self.agree:
+            mean, rest = exchange.mean_of_rounded(values, comm)
+            sent = [mean]
+            if rest is not None:
+                _add(mine, rest, 1.0)
+        else:
+            sent = list(comm.all_gather(values))
         out.zero_()
         for rank, part in enumerate(sent):
             _add(window(out, rank), part, unbias / len(sent))

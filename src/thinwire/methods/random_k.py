@@ -10,19 +10,28 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
-from thinwire.reducer import Layout, Reducer, check_density, count, group_key, mix64
+from thinwire.core import memory
+from thinwire.core.draws import group_key, mix64
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 
 
 @dataclass
-class RandomKState:
+class DrawState:
+    """Where a worker is in the sequence of draws that all of them can work out."""
+
     group: int = memory.derived()  # a number for this layout, so that layouts draw apart
-    step: int = memory.shared(0)
+    step: int = memory.alike(0)
+
+    def next(self) -> int:
+        """The number of this step, after which the next one's is another."""
+        self.step += 1
+        return self.step - 1
 
 
 @dataclass(frozen=True)
-class RandomK(Reducer[Tensor, RandomKState]):
+class RandomK(Reducer[Tensor, DrawState]):
     """A random `density` of the entries, new ones each step.
 
     With `agree` all workers draw the same ones and average them; without, each draws its own, and what no one
@@ -38,24 +47,23 @@ class RandomK(Reducer[Tensor, RandomKState]):
     def __post_init__(self) -> None:
         check_density(self.density)
 
-    def init(self, layout: Layout, /) -> RandomKState:
-        return RandomKState(group_key(layout))
+    def init(self, layout: Layout, /) -> DrawState:
+        return DrawState(group_key(layout))
 
-    def reduce(self, x: Tensor, state: RandomKState, comm: Comm, out: Tensor, /) -> None:
-        n, k = x.numel(), count(self.density, x.numel())
-        step, state.step = state.step, state.step + 1
-        if k == n:
-            return exchange.dense(x, comm, out)
-        if not self.agree and k * comm.world > 2 * n:  # a ring carries everything for less than all gathered
-            return exchange.fall_back(x, comm, out)
+    def reduce(self, x: Tensor, state: DrawState, comm: Comm, out: Tensor, /) -> None:
+        k, step = count(self.density, x.numel()), state.next()
+        if sends_all(x, k, self.agree, comm, out):
+            return
 
         def drawn(*rank: int) -> Tensor:
-            return kernels.random_k(n, k, mix64(self.seed, step, state.group, *rank), x.device)
+            return kernels.random_k(x.numel(), k, mix64(self.seed, step, state.group, *rank), x.device)
 
-        unbias = n / k if self.rescale else 1.0
+        unbias = x.numel() / k if self.rescale else 1.0
         if self.agree:
             index = drawn()
-            values = comm.all_mean(exchange.take(x, index, comm))
+            values, rest = exchange.mean_of_rounded(exchange.take(x, index, comm), comm)
+            if rest is not None:
+                kernels.scatter_add(x, index, rest)
             kernels.fill_sparse(out, [(index, values)], unbias)
         else:
             sent = comm.all_gather(exchange.take(x, drawn(comm.rank), comm))
@@ -64,3 +72,14 @@ class RandomK(Reducer[Tensor, RandomKState]):
     @property
     def conserves(self) -> bool:
         return not self.rescale
+
+
+def sends_all(x: Tensor, k: int, agree: bool, comm: Comm, out: Tensor) -> bool:
+    """Average everything where k values of each worker would be everything, or cost more; whether that was so."""
+    if k == x.numel():
+        exchange.dense(x, comm, out)
+    elif not agree and comm.value_bytes(k, x.dtype) > exchange.dense_bytes(x, comm):
+        exchange.fall_back(x, comm, out)
+    else:
+        return False
+    return True

@@ -17,10 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory, wire
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.core import memory
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 from thinwire.exchange import Room
-from thinwire.reducer import Layout, Reducer, check_density, count
+from thinwire.exchange import bytes as wire
 
 FITS = ("exponential", "pareto", "gamma")
 FIRST = 0.25  # what the first of several stages keeps
@@ -29,9 +31,9 @@ EVERY = 5  # steps between changes of the number of stages
 
 @dataclass
 class SIDCoState:
-    stages: int = memory.shared(1)
-    step: int = memory.shared(0)
-    ratios: float = memory.shared(0.0)  # sum over steps of (entries sent) / (entries wanted)
+    stages: int = memory.alike(1)
+    step: int = memory.alike(0)
+    ratios: float = memory.alike(0.0)  # sum over steps of (entries sent) / (entries wanted)
     room: Room = field(default_factory=Room)
 
 
@@ -56,7 +58,7 @@ class SIDCo(Reducer[Tensor, SIDCoState]):
     def reduce(self, x: Tensor, state: SIDCoState, comm: Comm, out: Tensor, /) -> None:
         index = kernels.select(x, self.threshold(x, state.stages))
         values = exchange.rounded(x[index], comm)
-        message = wire.encode(index, values, x.numel(), comm.carries or x.dtype)
+        message = wire.encode(index, values, x.numel(), comm.wire_dtype(x.dtype))
         messages = exchange.gather_bytes(message, comm, state.room, limit=exchange.dense_bytes(x, comm))
         if messages is None:
             self._adapt(state, 2.0)

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory, wire
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.core import memory
+from thinwire.core.reducer import Layout, Reducer
 from thinwire.exchange import Room
-from thinwire.reducer import Layout, Reducer
+from thinwire.exchange import bytes as wire
 
 
 @dataclass
 class StromState:
-    r: Tensor = memory.entries()  # gradients that were not sent yet
-    unit: float = memory.shared(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
+    r: Tensor = memory.unsent()  # gradients that were not sent yet
+    unit: float = memory.alike(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
     room: Room = field(default_factory=Room)
 
 

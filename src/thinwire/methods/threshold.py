@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from thinwire import exchange, kernels, memory
+from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.core import memory
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 from thinwire.exchange import Room
-from thinwire.reducer import Layout, Reducer, check_density, count
 
 
 @dataclass
 class ThresholdState:
-    unit: float = memory.shared(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
+    unit: float = memory.alike(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
     room: Room = field(default_factory=Room)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.core.reducer import Layout, Reducer, check_density, count
 from thinwire.exchange import Room
-from thinwire.reducer import Layout, Reducer, check_density, count
 
 
 @dataclass

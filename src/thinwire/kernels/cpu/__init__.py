@@ -11,6 +11,8 @@ from thinwire.kernels.cpu.gaps import survey as survey
 from thinwire.kernels.cpu.gaps import unpack_gaps as unpack_gaps
 from thinwire.kernels.cpu.gaps import unpack_marks as unpack_marks
 from thinwire.kernels.cpu.gaps import unpack_rice as unpack_rice
+from thinwire.kernels.cpu.low_bit import decode_blocks as decode_blocks
+from thinwire.kernels.cpu.low_bit import encode_blocks as encode_blocks
 from thinwire.kernels.cpu.pack import pack_bits as pack_bits
 from thinwire.kernels.cpu.pack import pack_signs as pack_signs
 from thinwire.kernels.cpu.pack import unpack_bits as unpack_bits
@@ -18,10 +20,8 @@ from thinwire.kernels.cpu.pack import unpack_signs as unpack_signs
 from thinwire.kernels.cpu.rank import kth_magnitude as kth_magnitude
 from thinwire.kernels.cpu.rank import quantile as quantile
 from thinwire.kernels.cpu.rank import top_k as top_k
-from thinwire.kernels.cpu.select import accumulate_select_clear as accumulate_select_clear
 from thinwire.kernels.cpu.select import finite as finite
 from thinwire.kernels.cpu.select import select as select
-from thinwire.kernels.cpu.select import select_clear as select_clear
 from thinwire.kernels.cpu.select import variance_step as variance_step
 from thinwire.kernels.cpu.sparse import clear as clear
 from thinwire.kernels.cpu.sparse import fill_sparse as fill_sparse

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu.common import NUMPY, compiled, tensor, view
 from thinwire.kernels.cpu.lanes import LANES, NONE, ONE, WIDTH, lowest
-from thinwire.kernels.cpu.pack import LAST, SIX, _get, in_bytes, in_words, stream
+from thinwire.kernels.cpu.pack import get, in_bytes, in_words, put_codes, set_bit, stream
 from thinwire.kernels.reference import Survey, in_whole_bytes, index_dtype
 
 EVERY = ~NONE
@@ -52,17 +52,10 @@ def survey(index: Tensor) -> Survey:
 
 @compiled
 def _pack_gaps(index: Any, bits: Any, words: Any) -> None:
-    mask, word, filled, at = (ONE << bits) - ONE, NONE, NONE, NONE
-    for i in range(1, index.size):
-        code = np.uint64(index[i] - index[i - 1] - 1) & mask
-        word |= code << filled
-        filled += bits
-        if filled >= WIDTH:
-            words[at] = word
-            at += ONE
-            filled -= WIDTH
-            word = code >> (bits - filled)  # what did not fit
-    words[at] = word
+    gaps = np.empty(index.size - 1, index.dtype)
+    for i in range(gaps.size):
+        gaps[i] = index[i + 1] - index[i] - 1
+    put_codes(gaps, bits, words)
 
 
 def pack_gaps(index: Tensor, bits: int) -> Tensor:
@@ -77,7 +70,7 @@ def _unpack_gaps(words: Any, bits: Any, index: Any, first: int, numel: int) -> i
     mask, at, place = (ONE << bits) - ONE, NONE, np.int64(first)
     index[0] = first
     for i in range(1, index.size):
-        place += np.int64(_get(words, at, mask)) + 1
+        place += np.int64(get(words, at, mask)) + 1
         at += bits
         if place >= numel:
             return i
@@ -97,7 +90,7 @@ def _pack_rice(index: Any, shift: Any, at: Any, words: Any) -> None:
     _pack_gaps(index, shift, words)
     for i in range(1, index.size):
         at += np.uint64(index[i] - index[i - 1] - 1) >> shift
-        words[at >> SIX] |= ONE << (at & LAST)
+        set_bit(words, at)
         at += ONE
 
 
@@ -116,13 +109,13 @@ def _unpack_rice(words: Any, shift: Any, split: Any, end: Any, index: Any, first
     place, last, highest = np.int64(first), np.int64(split) - 1, np.int64(numel) >> np.int64(shift)
     index[0] = first
     for begin in range(split, end, WIDTH):
-        word = _get(words, begin, EVERY)
+        word = get(words, begin, EVERY)
         while word:
             if found == count:
                 return found, last
             mark = np.int64(begin + lowest(word))
             high = mark - last - 1
-            place += (high << np.int64(shift)) + np.int64(_get(words, at, mask)) + 1
+            place += (high << np.int64(shift)) + np.int64(get(words, at, mask)) + 1
             if high > highest or place >= numel:
                 return found, last
             index[found] = place
@@ -145,7 +138,7 @@ def unpack_rice(packed: Tensor, count: int, shift: int, first: int, numel: int) 
 def _pack_marks(index: Any, words: Any) -> None:
     for i in range(1, index.size):
         at = np.uint64(index[i] - index[0] - 1)
-        words[at >> SIX] |= ONE << (at & LAST)
+        set_bit(words, at)
 
 
 def pack_marks(index: Tensor) -> Tensor:

@@ -108,24 +108,6 @@ def below_zero(typing: Any, x: Any, start: Any) -> Any:
 
 
 @intrinsic
-def add_at_least(typing: Any, into: Any, x: Any, start: Any, threshold: Any) -> Any:
-    """into[i] += x[i]; then |into[i]| >= threshold."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, terms = (_data(context, builder, signature, args, place) for place in (0, 1))
-        bound = _spread(builder, args[3])
-
-        def test(at: Any) -> Any:
-            total = builder.fadd(_load(builder, sums, at), _load(builder, terms, at))
-            _store(builder, sums, at, total)
-            return builder.fcmp_ordered(">=", _magnitude(builder, total), bound)
-
-        return _word(builder, args[2], test)
-
-    return types.uint64(into, x, types.uint64, into.dtype), code
-
-
-@intrinsic
 def add_test_decay(typing: Any, r: Any, v: Any, mean: Any, square: Any, start: Any, alpha: Any, zeta: Any) -> Any:
     """r[i] += mean[i], v[i] += square[i]; then r[i] * r[i] > alpha * v[i], each rounded; if not, v[i] *= zeta."""
 

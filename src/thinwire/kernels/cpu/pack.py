@@ -29,19 +29,20 @@ def in_words(packed: Tensor) -> Any:
 
 
 @compiled
-def _get(words: Any, at: Any, mask: Any) -> Any:
+def get(words: Any, at: Any, mask: Any) -> Any:
     word, shift = at >> SIX, at & LAST
     above = (words[word + ONE] << ONE) << (LAST - shift)  # in two shifts, because one by 64 is undefined
     return ((words[word] >> shift) | above) & mask
 
 
 @compiled
-def _mark(words: Any, at: Any) -> None:
+def set_bit(words: Any, at: Any) -> None:
     words[at >> SIX] |= ONE << (at & LAST)
 
 
 @compiled
-def _pack_bits(codes: Any, bits: Any, words: Any) -> None:
+def put_codes(codes: Any, bits: Any, words: Any) -> None:
+    """The low `bits` of each code, from the first word on."""
     mask, word, filled, at = (ONE << bits) - ONE, NONE, NONE, NONE
     for i in range(codes.size):
         code = np.uint64(codes[i]) & mask
@@ -57,7 +58,7 @@ def _pack_bits(codes: Any, bits: Any, words: Any) -> None:
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     words = stream(codes.numel() * bits)
-    _pack_bits(view(codes), np.uint64(bits), words)
+    put_codes(view(codes), np.uint64(bits), words)
     return in_bytes(words, codes.numel() * bits)
 
 
@@ -65,7 +66,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 def _unpack_bits(words: Any, bits: Any, codes: Any) -> None:
     mask = (ONE << bits) - ONE
     for i in range(codes.size):
-        codes[i] = _get(words, np.uint64(i) * bits, mask)
+        codes[i] = get(words, np.uint64(i) * bits, mask)
 
 
 def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:

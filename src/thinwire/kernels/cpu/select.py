@@ -17,7 +17,6 @@ from thinwire.kernels.cpu.lanes import (
     NONE,
     ONE,
     WIDTH,
-    add_at_least,
     add_test_decay,
     at_least,
     lowest,
@@ -87,69 +86,6 @@ def _select(x: Any, threshold: float, offset: int, index: Any, limit: int) -> An
 def select(x: Tensor, threshold: float, lo: int, hi: int) -> Tensor:
     index = room(hi - lo, index_dtype(x.numel()))
     return tensor(_select(view(x)[lo:hi], float(threshold), lo, index, hi))
-
-
-@compiled
-def _clear(x: Any, base: Any, start: Any, word: Any, index: Any, values: Any, found: int) -> int:
-    while word:
-        place = start + lowest(word)
-        index[found] = base + place
-        values[found] = x[place]
-        x[place] = 0
-        found += 1
-        word &= word - ONE
-    return found
-
-
-@compiled
-def _select_clear(x: Any, threshold: float, offset: int, index: Any, values: Any) -> Any:
-    bound, base, found = x.dtype.type(threshold), np.uint64(offset), 0
-    starts, words = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
-    for begin in range(0, x.size, CHUNK * LANES):
-        for hit in range(_find(x, begin, bound, starts, words)):
-            if found + LANES > index.size:
-                index, values = _grown(index, found), _grown(values, found)
-            found = _clear(x, base, starts[hit], words[hit], index, values, found)
-    return index[:found], values[:found]
-
-
-def select_clear(x: Tensor, threshold: float, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-    index, values = room(hi - lo, index_dtype(x.numel())), room(hi - lo, x.dtype)
-    index, values = _select_clear(view(x)[lo:hi], float(threshold), lo, index, values)
-    return tensor(index), tensor(values)
-
-
-@compiled
-def _add_at_least(into: Any, x: Any, start: Any, bound: Any) -> Any:
-    if start + WIDTH <= np.uint64(x.size):
-        return add_at_least(into, x, start, bound)
-    for place in range(start, np.uint64(x.size)):
-        into[place] += x[place]
-    return _at_least(into, start, bound)
-
-
-@compiled
-def _accumulate_select_clear(into: Any, x: Any, threshold: float, index: Any, values: Any) -> Any:
-    bound, found = into.dtype.type(threshold), 0
-    starts, words = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
-    for begin in range(0, x.size, CHUNK * LANES):
-        hits = 0
-        for block in range(begin, min(begin + CHUNK * LANES, x.size), LANES):
-            start = np.uint64(block)
-            starts[hits] = start
-            words[hits] = _add_at_least(into, x, start, bound)
-            hits += words[hits] != NONE
-        for hit in range(hits):
-            if found + LANES > index.size:
-                index, values = _grown(index, found), _grown(values, found)
-            found = _clear(into, NONE, starts[hit], words[hit], index, values, found)
-    return index[:found], values[:found]
-
-
-def accumulate_select_clear(into: Tensor, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    index, values = room(x.numel(), index_dtype(x.numel())), room(x.numel(), x.dtype)
-    index, values = _accumulate_select_clear(view(into), view(x), float(threshold), index, values)
-    return tensor(index), tensor(values)
 
 
 @compiled

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from thinwire.core.draws import mix64
 from thinwire.lab import LabError
-from thinwire.reducer import mix64
 
 Batch = tuple[Tensor, Tensor]
 SPLITS = ("validation", "test")

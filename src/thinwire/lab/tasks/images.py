@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from thinwire.lab.data import read_cifar10, read_idx_set
-from thinwire.lab.models import mlp, resnet, small_cnn, vgg
 from thinwire.lab.tasks.base import Arrays, Task
+from thinwire.lab.tasks.data import read_cifar10, read_idx_set
+from thinwire.lab.tasks.models import mlp, resnet, small_cnn, vgg
 
 CIFAR_MODELS = {"resnet8": lambda: resnet(8), "resnet20": lambda: resnet(20), "vgg": vgg}
 GREY_MODELS = {"cnn": lambda: small_cnn(1, 28), "mlp": lambda: mlp(784, 512, 512, 10)}

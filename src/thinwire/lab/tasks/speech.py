@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.lab.data import find
-from thinwire.lab.models import SequenceGRU
 from thinwire.lab.tasks.base import Arrays, Task
+from thinwire.lab.tasks.data import find
+from thinwire.lab.tasks.models import SequenceGRU
 
 FRAMES, COEFFICIENTS = 29, 12
 MODELS = {"gru": lambda: SequenceGRU(COEFFICIENTS + 1, 128, 9)}

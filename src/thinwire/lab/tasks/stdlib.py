@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from thinwire.lab.models import GPT
+from thinwire.core.draws import mix64
 from thinwire.lab.tasks.base import Batch, Task
-from thinwire.reducer import mix64
+from thinwire.lab.tasks.models import GPT
 
 CONTEXT = 128
 SIZES = {  # name: width, layers, heads, batch, learning rate

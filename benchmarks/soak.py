@@ -1,0 +1,237 @@
+"""Training drawn at random, with faults, resumes and other numbers of workers: do the laws always hold?
+
+    python benchmarks/soak.py --seconds 1800 --seed 0
+    python benchmarks/soak.py --case soak-0-12.json
+
+A case is a recipe and a few lives of it, in threads, by local steps. A life goes on from the set that the last one
+saved, perhaps with another number of workers, takes some steps in one kind of loop and saves. In it something may go
+wrong on one rank: a collective breaks, or the disk is full. After each life the replicas are equal to the bit; a disk
+that was full has left no trace, to the bit; methods that send everything end where `Dense` does. A case that fails is
+made smaller, written, and `--case` runs it again.
+"""
+
+import argparse
+import errno
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+import thinwire
+from thinwire.comm.protocol import PeerFailed
+from thinwire.comm.threads import CrewComm, crew
+from thinwire.kernels import warm
+from thinwire.step import sets
+from thinwire.testing.atomicity import Breaking, Breaks
+
+Case = dict[str, Any]
+EXACT = ("Dense()", "ErrorFeedback(TopK(1.0))")
+METHODS = (
+    *EXACT,
+    *("ErrorFeedback(TopK(0.1))", "ErrorFeedback(TopK(0.1, agree=True))", "ErrorFeedback(RandomBlock(0.1))"),
+    *("ErrorFeedback(ExDyna(0.05))", "ErrorFeedback(PowerSGD(2))", "ErrorFeedback(LowBit(2, block=64, smallest=0))"),
+    *("ErrorFeedback(SignSGD())", "ErrorFeedback(QSGD(4))", "ErrorFeedback(Cast(TopK(0.1), bits=4))", "DGC(0.1)"),
+    *("Momentum(ErrorFeedback(TopK(0.1)))", "Warmup(ErrorFeedback(TopK(0.1)), steps=2)", "ErrorFeedback(GTopK(0.1))"),
+)
+LOOPS = ("plain", "closure", "accumulate", "skip")
+FAULTS = (None, None, "wire", "disk")
+
+
+def drawn(rng: random.Random) -> Case:
+    every = rng.choice((1, 1, 2, 3))
+    lives = [
+        {
+            "world": rng.randint(1, 4),
+            "rounds": rng.randint(1, 4),
+            "loop": rng.choice(LOOPS),
+            "fault": rng.choice(FAULTS),
+            "rank": rng.randrange(4),
+            "at": rng.randrange(4),
+        }
+        for _ in range(rng.randint(1, 4))
+    ]
+    frozen = rng.random() < 0.3
+    return {
+        "method": rng.choice(METHODS), "every": every, "seed": rng.randrange(1000), "frozen": frozen, "lives": lives
+    }  # fmt: skip
+
+
+def train(case: Case, life: Case, number: int, folder: Path, comm: CrewComm) -> Tensor:
+    """One life of one worker; its parameters at the end."""
+    model = nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.ReLU(), nn.Linear(10, 3))
+    weights = torch.Generator().manual_seed(case["seed"])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=weights))
+    if case["frozen"]:
+        model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.05, momentum=0.5)
+    handle = thinwire.local(model, optimizer, case["method"], case["every"], comm=comm)
+    if number:
+        handle.load(folder)
+    data = torch.Generator().manual_seed(1000 * case["seed"] + 10 * number + comm.rank)
+    hit = comm.rank == life["rank"] % comm.world
+    if life["fault"] == "disk":
+        _save_on_a_full_disk(handle, folder, hit)
+    whole = comm.transport
+    for step in range(life["rounds"] * case["every"]):
+        breaks = life["fault"] == "wire" and step == 0 and hit
+        if breaks:
+            comm.transport = Breaking(whole, life["at"])  # type: ignore[assignment]
+        try:
+            _step(model, optimizer, life["loop"], step, data)
+        except (Breaks, PeerFailed):
+            if life["fault"] != "wire":
+                raise
+        finally:
+            comm.transport = whole
+    comm.renew()  # a fault of another rank may have come after this one's last collective
+    handle.finish()
+    handle.save(folder)
+    handle.detach()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, loop: str, step: int, data: torch.Generator) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        for x in torch.randn(2 if loop == "accumulate" else 1, 8, 6, generator=data):
+            loss = (model(x) - x[:, :3]).square().mean()
+            loss.backward()
+        return loss.detach()
+
+    if loop == "skip" and step % 2:
+        closure()  # its gradient is thrown away, and the step is taken with the next one
+    if loop == "closure":
+        optimizer.step(closure)
+    else:
+        closure()
+        optimizer.step()
+
+
+def _save_on_a_full_disk(handle: thinwire.LocalHandle, folder: Path, hit: bool) -> None:
+    before = sets.write_state
+
+    def full(state: dict[str, Any], path: Path) -> sets.Entry:
+        if state["rank"] == FULL["rank"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return before(state, path)
+
+    rank = handle.capture.comm.rank
+    if hit:
+        FULL["rank"] = rank
+    handle.capture.comm.all_mean(torch.zeros(1))
+    if hit:
+        sets.write_state = full
+    handle.capture.comm.all_mean(torch.zeros(1))
+    try:
+        handle.save(folder)
+    except thinwire.CheckpointError as error:
+        if "No space left" not in str(error):
+            raise
+    else:
+        raise AssertionError("a save on a full disk was told as done")
+    finally:
+        handle.capture.comm.all_mean(torch.zeros(1))
+        if hit:
+            sets.write_state = before
+        handle.capture.comm.all_mean(torch.zeros(1))
+
+
+FULL = {"rank": -1}
+
+
+def outcome(case: Case) -> str | None:
+    """What is wrong with how a case went; None if nothing is."""
+    try:
+        ends = _lived(case)
+        if not any(life["fault"] == "wire" for life in case["lives"]):
+            if any(life["fault"] for life in case["lives"]):
+                calm = case | {"lives": [life | {"fault": None} for life in case["lives"]]}
+                if not all(map(torch.equal, ends, _lived(calm))):
+                    return "a disk that was full has left a trace"
+            if case["method"] in EXACT:
+                for one, twin in zip(ends, _lived(case | {"method": "Dense()"}), strict=True):
+                    if not torch.allclose(one, twin, rtol=1e-4, atol=1e-5):
+                        return f"{case['method']} ends {float((one - twin).abs().max())} away from Dense()"
+    except Exception as error:
+        return "".join(traceback.format_exception(error)[-8:])
+    return None
+
+
+def _lived(case: Case) -> list[Tensor]:
+    """The parameters after each life, which all workers must have alike."""
+    ends = []
+    with tempfile.TemporaryDirectory() as name:
+        for number, life in enumerate(case["lives"]):
+            found = crew(life["world"], lambda comm, n=number, one=life: train(case, one, n, Path(name), comm))
+            if not all(torch.equal(one, found[0]) for one in found):
+                raise AssertionError(f"replicas differ after life {number}: {life}")
+            if not bool(found[0].isfinite().all()):
+                raise AssertionError(f"life {number} ended with no numbers: {life}")
+            ends.append(found[0])
+    return ends
+
+
+def shrunk(case: Case) -> Case:
+    """Without the lives, faults and steps that it can do without."""
+    at = 0
+    while at < len(case["lives"]):
+        lives, life = case["lives"], case["lives"][at]
+        calmer = [[], [life | {"fault": None}], [life | {"rounds": 1}], [life | {"loop": "plain"}]]
+        for fewer in calmer:
+            tried = case | {"lives": lives[:at] + fewer + lives[at + 1 :]}
+            if tried != case and tried["lives"] and outcome(tried):
+                case = tried
+                break
+        else:
+            at += 1
+    return case
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=Path, help="run this one again")
+    parser.add_argument("--out", type=Path, default=Path(), help="where a case that fails is written")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    warm()
+    if asked.case:
+        why = outcome(json.loads(asked.case.read_text()))
+        print(why or "this case goes well")
+        return 1 if why else 0
+    began, number = time.monotonic(), 0
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bars:
+        bar = bars.add_task("soak", total=asked.seconds)
+        while not number or time.monotonic() - began < asked.seconds:
+            case = drawn(random.Random(f"soak {asked.seed} {number}"))
+            if outcome(case):
+                case = shrunk(case)
+                path = asked.out / f"soak-{asked.seed}-{number}.json"
+                path.write_text(json.dumps(case, indent=1) + "\n")
+                bars.stop()
+                print(f"case {number} of --seed {asked.seed}:\n{outcome(case)}\n--case {path} runs it again")
+                return 1
+            number += 1
+            bars.update(bar, completed=time.monotonic() - began, description=f"soak, {number} cases")
+    print(f"{number} cases in {time.monotonic() - began:.0f} s: the laws held in all (--seed {asked.seed})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

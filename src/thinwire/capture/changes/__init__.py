@@ -1,0 +1,1 @@
+"""What local steps have changed in the parameters."""

@@ -1,0 +1,1 @@
+"""Gradients, as DDP hands them out in buckets."""

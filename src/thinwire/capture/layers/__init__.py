@@ -1,0 +1,1 @@
+"""What only layers know: squares of per-sample gradients, and gradients that are not multiplied out."""

@@ -1,0 +1,85 @@
+"""Messages straight to everybody at once, for gloo, whose rings take a round trip for each of their hops."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Direct:
+    """Sends and receives between all pairs of a group, under way at the same time.
+
+    The tag of a message is made of how many exchanges there have been and of its length, so that none can be taken
+    for another: a worker that is an exchange behind, or expects another length, waits until the group's timeout.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.count = 0
+
+    def _tag(self, length: int) -> int:
+        self.count += 1
+        return (self.count & 0xFFFF) << 15 | (40503 * length & 0x7FFF)
+
+    def swap(self, sent: list[Tensor], received: list[Tensor]) -> None:
+        """Send sent[i] to worker i and fill received[i] with what it sent here: flat, contiguous, of one length."""
+        _finish(self._begin(sent, received))
+
+    def _begin(self, sent: list[Tensor], received: list[Tensor]) -> list[dist.Work | None]:
+        received[self.rank].copy_(sent[self.rank])
+        tag = self._tag(sent[0].numel() * sent[0].element_size())
+        works: list[dist.Work | None] = []
+        # Receives first: whoever sends may begin as soon as it is told that somebody is ready.
+        for distance in range(1, self.world):
+            source = (self.rank - distance) % self.world
+            works.append(dist.irecv(received[source], group=self.group, group_src=source, tag=tag))
+        for distance in range(1, self.world):
+            to = (self.rank + distance) % self.world
+            works.append(dist.isend(sent[to], group=self.group, group_dst=to, tag=tag))
+        return works
+
+    def all_gather(self, raw: Tensor) -> Tensor:
+        out = raw.new_empty(self.world, raw.numel())
+        self.swap([raw] * self.world, list(out))
+        return out
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        received = parts.new_empty(parts.shape)
+        self.swap(list(parts), list(received))
+        return received
+
+    def two_phases(self, pieces: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Of each piece, row i to worker i, what `reduce` makes of the rows there to all; all pieces under way at once.
+
+        While the second phase of one piece waits for its trip, the others fill the link.
+        """
+        arriving = [torch.empty_like(piece) for piece in pieces]
+        first = [self._begin(list(piece), list(rows)) for piece, rows in zip(pieces, arriving, strict=True)]
+        second: list[list[dist.Work | None]] = []
+        out: list[Tensor] = []
+        try:
+            while first:
+                _finish(first.pop(0))
+                mine = reduce(arriving[len(out)])
+                out.append(mine.new_empty(self.world, mine.numel()))
+                second.append(self._begin([mine] * self.world, list(out[-1])))
+        finally:  # also when `reduce` raises, as it then does on all workers: nobody is left waiting
+            for works in first + second:
+                _finish(works)
+        return out
+
+    def broadcast(self, raw: Tensor, source: int) -> None:
+        tag = self._tag(raw.numel())
+        if self.rank != source:
+            return _finish([dist.irecv(raw, group=self.group, group_src=source, tag=tag)])
+        others = [rank for rank in range(self.world) if rank != source]
+        _finish([dist.isend(raw, group=self.group, group_dst=rank, tag=tag) for rank in others])
+
+
+def _finish(works: list[dist.Work | None]) -> None:
+    """Wait for all; the group's timeout is the limit. What is not done holds memory that nobody may free."""
+    for work in works:
+        assert work is not None  # this worker is in the group
+        work.wait()

@@ -1,0 +1,280 @@
+"""The front door: a model in, the same model trained with fewer bytes out."""
+
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from thinwire import kernels
+from thinwire.capture.gradients.arrived import Grain
+from thinwire.capture.gradients.buckets import Buckets
+from thinwire.capture.layers.factors.capture import Layers
+from thinwire.capture.layers.squares.second_moments import SecondMoments
+from thinwire.comm import Ledger
+from thinwire.comm.torch import TorchComm
+from thinwire.core.factor_reducer import FactorReducer
+from thinwire.core.reducer import Layout, MethodWarning, Moments, Reducer, inner_reducers
+from thinwire.doors.far import warn_if_slower
+from thinwire.doors.handle import Handle as Handle
+from thinwire.doors.levels import ddp_inside
+from thinwire.methods.dad.dad import DAD
+from thinwire.methods.dense import Dense
+from thinwire.spelling import reducer_of
+from thinwire.step import agreement, checkpoints
+from thinwire.step.lanes import Beside, Inline, Lane
+from thinwire.wrappers.feedback import ErrorFeedback
+
+_LOG = logging.getLogger("thinwire")
+_HANDLES: "WeakKeyDictionary[nn.Module, DDPHandle]" = WeakKeyDictionary()
+
+
+class DDPHandle(Handle):
+    """The handle of a DDP module. After `detach` its gradients are averaged densely."""
+
+    def __init__(self, reducer: Reducer[Any, Any], buckets: Buckets, layers: Layers | None = None):
+        super().__init__(buckets.steps)
+        self.reducer, self.buckets, self.layers = reducer, buckets, layers
+
+    def metrics(self) -> dict[str, float]:
+        beside = self.layers or self.buckets.squares
+        found, told = super().metrics(), {} if beside is None else beside.metrics()
+        both = {key: found[key] + told[key] for key in told if key in found}  # bytes and seconds of both exchanges
+        if self.layers is not None and "density" in both:  # entries sent of all entries
+            every, factored = sum(p.numel() for p in self.buckets.steps.parameters.values()), self.layers.numel
+            both["density"] = (found["density"] * every + told["density"] * factored) / (every + factored)
+        return found | told | both
+
+    def residual_norm(self) -> float:
+        beside = self.layers.residual_norm() if self.layers is not None else 0.0
+        return math.hypot(super().residual_norm(), beside)
+
+    @property
+    def ledger(self) -> Ledger:
+        ledger = super().ledger
+        return ledger if self.layers is None else ledger + self.layers.comm.ledger
+
+    def plan(self) -> list[dict[str, Any]]:
+        """How each layer goes, for methods that choose by layer."""
+        return [] if self.layers is None else self.layers.plan()
+
+    def state_dict(self) -> dict[str, Any]:
+        return checkpoints.state_dict(self.reducer, self.buckets.steps, self.layers)
+
+    def load_state_dict(self, states: dict[str, Any] | list[dict[str, Any]]) -> None:
+        checkpoints.load_state_dict(self.reducer, self.buckets.steps, self.layers, states)
+        self.resumed = True
+
+    def detach(self) -> None:
+        ddp = self.buckets.ddp
+        ours = self.buckets.steps.comm
+        self.buckets.detach(TorchComm(ddp.process_group))
+        if self.layers is not None:
+            self.layers.detach(DAD())
+        _HANDLES.pop(ddp, None)
+        ours.close()
+
+
+def wrap(
+    model: nn.Module,
+    reducer: Reducer[Any, Any] | str,
+    *,
+    grain: Grain | None = None,
+    overlap: bool | None = None,
+    share: Callable[[str], bool] | None = None,
+    boundary: Callable[[str, Tensor], Tensor] | None = None,
+    check_every: int = 100,
+    scaler: Any = None,
+    process_group: dist.ProcessGroup | None = None,
+    **ddp: Any,
+) -> DDP:
+    """`DDP(model)`, with `reducer` (or its spelling) in place of the all-reduce.
+
+    grain: what one call of the method sees: each tensor, each of DDP's buckets, or the whole model in one vector.
+    overlap: reduce beside the backward pass. check_every: steps between looks at whether replicas are still equal.
+    scaler: the GradScaler, if there is one, so that residuals follow its scale. share, boundary: see distributed
+    auto-differentiation. Everything else goes to DDP.
+    """
+    reducer = reducer_of(reducer)
+    rest = (reducer.rest or Dense()) if isinstance(reducer, FactorReducer) else reducer
+    options = _options(rest, grain, overlap, check_every, scaler)
+    group = process_group or dist.distributed_c10d._get_default_group()
+    comm = _joined(model, reducer, options, group)
+    warn_without_memory(rest, stacklevel=3)
+    warn_if_slower(model, reducer, comm, stacklevel=3)
+    layers = None
+    if isinstance(reducer, FactorReducer):
+        for_layers: Any = {"share": share, "boundary": boundary, "check_every": check_every, "scaler": scaler}
+        layers = Layers(model, reducer, TorchComm.own(group), **for_layers)
+        layers.warn_if_few(rest, stacklevel=3)
+        layers.engine.tells = True
+        DDP._set_params_and_buffers_to_ignore_for_model(model, layers.ignored)
+    if grain is None and options.grain == "model":
+        # One bucket for all, so that the whole gradient lies in one vector and nothing is copied.
+        ddp.setdefault("bucket_cap_mb", 1 + 2 * sum(p.numel() * p.element_size() for p in model.parameters()) // 2**20)
+    elif comm.far:
+        # DDP's own size, but without its small first bucket, whose trips cost more than starting early saves.
+        ddp.setdefault("bucket_cap_mb", 25)
+    wrapped = DDP(model, process_group=process_group, **ddp)
+    if layers is not None:
+        layers.install(wrapped)
+    _attach(wrapped, reducer, rest, layers, comm, options)
+    return wrapped
+
+
+def attach(
+    ddp_model: DDP,
+    reducer: Reducer[Any, Any] | str,
+    *,
+    grain: Grain | None = None,
+    overlap: bool | None = None,
+    check_every: int = 100,
+    scaler: Any = None,
+) -> DDPHandle:
+    """Put `reducer` in place of the all-reduce of a DDP module that somebody else made. Options as for `wrap`."""
+    found = ddp_inside(ddp_model)
+    if found is None:
+        raise TypeError(
+            f"attach wants a DistributedDataParallel module, or what a framework put around one, and there is none in "
+            f"this {type(ddp_model).__name__}: attach to what the framework's prepare() or setup() returned; in a "
+            "training loop of your own, use wrap(model, ...)"
+        )
+    ddp_model = found
+    reducer = reducer_of(reducer)
+    if isinstance(reducer, FactorReducer):
+        raise TypeError(f"{type(reducer).__name__} replaces layers before DDP sees them: use thinwire.wrap(model, ...)")
+    if ddp_model in _HANDLES:
+        raise RuntimeError("this DDP module has a thinwire method already: detach it, and wrap a new DDP module")
+    options = _options(reducer, grain, overlap, check_every, scaler)
+    comm = _joined(ddp_model.module, reducer, options, ddp_model.process_group)
+    warn_without_memory(reducer, stacklevel=3)
+    warn_if_slower(ddp_model.module, reducer, comm, stacklevel=3)
+    return _attach(ddp_model, reducer, reducer, None, comm, options)
+
+
+def handle(ddp_model: nn.Module) -> DDPHandle:
+    """The handle of a module that went through `wrap` or `attach`."""
+    found = ddp_inside(ddp_model)
+    if found is None or found not in _HANDLES:
+        raise KeyError("this module has no thinwire handle: it must be what wrap() returned or attach() was given")
+    return _HANDLES[found]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How a method is run, with defaults filled in; the same on all ranks."""
+
+    grain: Grain
+    overlap: bool
+    check_every: int
+    scaler: Any
+
+
+def _options(
+    rest: Reducer[Any, Any], grain: Grain | None, overlap: bool | None, check_every: int, scaler: Any
+) -> _Options:
+    if grain not in (None, "tensor", "bucket", "model"):
+        raise ValueError(f"grain must be 'tensor', 'bucket' or 'model', not {grain!r}")
+    plain = averages_everything(rest)  # as DDP does it: bucket by bucket, beside the backward pass
+    return _Options(
+        grain or ("bucket" if plain else "model"), plain if overlap is None else overlap, check_every, scaler
+    )
+
+
+def _joined(model: nn.Module, reducer: Reducer[Any, Any], options: _Options, group: dist.ProcessGroup) -> TorchComm:
+    """The workers, once they have agreed on what they are about to do; before anything that could hang if not."""
+    check_trainable(model)
+    comm = TorchComm.own(group)
+    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
+    description = {
+        "method": repr(reducer),
+        "grain": options.grain,
+        "overlap": str(options.overlap),
+        "check_every": str(options.check_every),
+        "scaler": "a GradScaler" if options.scaler is not None else "none",
+        "model": "; ".join(shapes),
+        "torch version": torch.__version__.split("+")[0],
+    }
+    agreement.compare(description, comm, next(model.parameters()).device)
+    return comm
+
+
+def _attach(
+    ddp: DDP,
+    reducer: Reducer[Any, Any],
+    rest: Reducer[Any, Any],
+    layers: Layers | None,
+    comm: TorchComm,
+    options: _Options,
+) -> DDPHandle:
+    device = next(ddp.parameters()).device
+    if getattr(ddp, "_use_python_reducer", False):
+        raise RuntimeError(
+            "DDP was built for torch.compile's python reducer, which calls no communication hooks: set "
+            "torch._dynamo.config.optimize_ddp = 'ddp_optimizer' before DDP is made"
+        )
+    if not averages_everything(rest):
+        warm_kernels(comm.rank, device)
+    lane: Lane = Beside(device) if options.overlap else Inline()
+    buckets = Buckets(
+        ddp,
+        rest,
+        comm,
+        grain=options.grain,
+        lane=lane,
+        spreads=averages_everything(rest),
+        squares=SecondMoments(ddp.module) if rest.wants is Moments else None,
+        check_every=options.check_every,
+        scaler=options.scaler,
+    )
+    _HANDLES[ddp] = DDPHandle(reducer, buckets, layers)
+    return _HANDLES[ddp]
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Refuse what no method can carry, before anything is set up."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError("the model has no parameter that is trained: there is nothing to exchange")
+    if odd := [name for name, p in trained.items() if not p.is_floating_point()]:
+        raise TypeError(
+            f"{odd[0]} is {trained[odd[0]].dtype} ({len(odd)} such parameters): methods count in real numbers. Store "
+            "it as torch.view_as_real(...) and make it complex in forward, or train this model with plain DDP"
+        )
+
+
+@cache  # once a process
+def warm_kernels(rank: int, device: torch.device) -> None:
+    """Compile now what would else be compiled in the middle of training; loading what is cached is not worth a word."""
+    if kernels.chosen(device) != "cpu":
+        return  # nothing is compiled by numba
+    from numba.core.event import install_recorder
+
+    with install_recorder("numba:compile") as compiled:
+        seconds = kernels.warm(torch.float32)
+    if compiled.buffer and rank == 0:
+        _LOG.warning("compiling kernels took %.1f s; they are cached for the next run", seconds)
+
+
+def averages_everything(reducer: Reducer[Any, Any]) -> bool:
+    """Dense, or Dense in fewer bits: no memory, so buckets may go as they come."""
+    return isinstance(inner_reducers(reducer)[-1], Dense) and reducer.init(Layout((), ())) is None
+
+
+def warn_without_memory(reducer: Reducer[Any, Any], stacklevel: int) -> None:
+    parts = inner_reducers(reducer)
+    if any(part.needs_memory for part in parts) and not any(isinstance(part, ErrorFeedback) for part in parts):
+        warnings.warn(
+            f"{reducer!r} never sends what it leaves out, so the model it trains is biased. "
+            f"Write ErrorFeedback({reducer!r}) to send it later.",
+            MethodWarning,
+            stacklevel=stacklevel,
+        )

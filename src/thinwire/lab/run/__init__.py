@@ -1,0 +1,1 @@
+"""Starting workers, the loop they run, the links between them."""

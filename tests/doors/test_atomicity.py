@@ -1,0 +1,48 @@
+"""The third law in real processes: a step that fails, on one rank or on all, is as if it had not been."""
+
+import pytest
+import torch
+
+from ddp_cases import Failed
+from processes import launch
+
+GRADIENTS = (
+    "ErrorFeedback(TopK(0.1))",
+    "ErrorFeedback(ExDyna(0.1))",
+    "ErrorFeedback(LowBit(2))",
+    "Variance()",
+    "RankDAD(2)",
+)
+
+
+def run(function: str, cases: list[dict]) -> list:
+    everyone = launch(2, "atomic_cases:many", calls=[(function, case) for case in cases])
+    failed = [one for rank in everyone for one in rank if isinstance(one, Failed)]
+    assert not failed, failed
+    return list(zip(*everyone, strict=True))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_step_through_ddp_that_fails_is_tried_again(alone):
+    cases = [{"spelling": spelling, "at": at, "alone": alone} for spelling in GRADIENTS for at in (0, 1)]
+    cases += [{"spelling": GRADIENTS[0], "at": 1, "alone": alone, "overlap": True}]
+    for case, ranks in zip(cases, run("through_ddp", cases), strict=True):
+        for rank, (broken, whole, told) in enumerate(ranks):
+            wanted = "Breaks: " if rank == 0 or not alone else "PeerFailed: "
+            assert told[0].startswith(wanted), (case, told)
+            assert torch.equal(broken, whole), case
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_exchange_of_changes_that_fails_goes_with_the_next(alone):
+    cases = [{"spelling": "Dense()", "at": at, "alone": alone} for at in (0, 1)]
+    for case, ranks in zip(cases, run("through_local_steps", cases), strict=True):
+        for rank, (broken, _, told) in enumerate(ranks):
+            wanted = "Breaks: " if rank == 0 or not alone else "PeerFailed: "
+            assert told[0].startswith(wanted), (case, told)
+            assert torch.equal(broken, ranks[0][0]), case
+
+
+def test_gradients_that_nobody_used_are_taken_back():
+    for spiked, plain in launch(2, "atomic_cases:throws_away"):
+        assert torch.equal(spiked, plain)

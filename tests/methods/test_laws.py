@@ -1,0 +1,31 @@
+"""Every method keeps the laws, on one to five workers, for every kind of layout, in float32 and float64."""
+
+import os
+
+import pytest
+
+from examples_of_methods import EXAMPLES
+from thinwire import METHODS
+from thinwire.core.reducer import inner_reducers
+from thinwire.spelling import WRAPPERS
+from thinwire.testing import WORLDS, check
+
+# The first example of each method.
+FIRST = {type(EXAMPLES[spelling]): spelling for spelling in reversed(EXAMPLES)}.values()
+
+
+@pytest.mark.parametrize("spelling", EXAMPLES)
+def test_every_method_keeps_the_laws(spelling):
+    reducer = EXAMPLES[spelling]
+    if type(reducer).__name__ not in METHODS:
+        worlds: tuple[int, ...] = (1, 3)  # what is composed talks through what it is made of
+    elif spelling in FIRST or os.environ.get("THINWIRE_TEST_ALL"):
+        worlds = WORLDS
+    else:
+        worlds = (1, 2, 4)  # other options of a method that has met them all
+    check(reducer, worlds=worlds)
+
+
+def test_every_method_and_wrapper_is_among_the_examples():
+    seen = {type(part).__name__ for example in EXAMPLES.values() for part in inner_reducers(example)}
+    assert seen >= METHODS.keys() | WRAPPERS.keys()

@@ -1,0 +1,14 @@
+"""What the server that forks the workers of `processes.launch` imports, once: all that is public, and warm kernels."""
+
+import torch
+import torch._dynamo  # which every first step of an optimizer imports
+import torch.nn.parallel
+
+import thinwire
+from thinwire import kernels
+
+torch.set_num_threads(1)
+for name in thinwire.__all__:
+    getattr(thinwire, name)  # some are imported when they are asked for
+for dtype in (torch.float32, torch.float64):
+    kernels.warm(dtype)
