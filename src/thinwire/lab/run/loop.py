@@ -2,22 +2,19 @@
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from thinwire.lab import LabError
-from thinwire.lab.records.record import Line, Recorder, Run, keep_until, rank_file, write_text
+from thinwire.lab.records.record import Line, Recorder, Run, keep_until, rank_file
 from thinwire.lab.run.links.namespaces import sent_bytes
-from thinwire.lab.run.methods import Wrapped, wrap_model
+from thinwire.lab.run.methods import wrap_model
 from thinwire.lab.run.optimizers import clip, make_optimizer, set_rate
+from thinwire.lab.run.saved import Checkpoints
 from thinwire.lab.tasks import Task
 
 
@@ -29,7 +26,8 @@ def train(run: Run, task: Task, folder: Path, resume: bool, on_step: Callable[[L
     optimizer = make_optimizer(model, run)
     wrapped = wrap_model(model, optimizer, run, world)
 
-    first, seconds = load_checkpoint(folder, model, optimizer, wrapped) if resume else (0, 0.0)
+    checkpoints = Checkpoints(folder, device)
+    first, seconds = checkpoints.load(model, optimizer, wrapped) if resume else (0, 0.0)
     keep_until(rank_file(folder, rank), first)
     recorder = Recorder(rank_file(folder, rank))
     recorder.write({"start": first, "rank": rank, "pid": os.getpid(), "torch": torch.__version__})
@@ -63,7 +61,7 @@ def train(run: Run, task: Task, folder: Path, resume: bool, on_step: Callable[[L
         if not math.isfinite(line.get("validation_loss", 0.0)):
             break  # every worker sees the same number, so all of them leave here
         if run.checkpoint_every and (last or (step + 1) % run.checkpoint_every == 0):
-            save_checkpoint(folder, step + 1, seconds, model, optimizer, wrapped)
+            checkpoints.save(step + 1, seconds, model, optimizer, wrapped)
 
     recorder.write({"end": True, **evaluate(model, task, device, "test")})
     recorder.close()
@@ -105,52 +103,6 @@ def average_buffers(model: nn.Module, world: int) -> None:
         if buffer.is_floating_point():
             dist.all_reduce(buffer)
             buffer /= world
-
-
-def save_checkpoint(
-    folder: Path, step: int, seconds: float, model: nn.Module, optimizer: Optimizer, wrapped: Wrapped
-) -> None:
-    """Every worker writes its own file; the folder counts once all of them are whole."""
-    rank = dist.get_rank()
-    place = folder / "checkpoints" / f"step{step}"
-    place.mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {
-            "step": step,
-            "seconds": seconds,
-            "world": dist.get_world_size(),
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "method": wrapped.state_dict(),
-            "random": torch.get_rng_state(),
-        },
-        place / f"rank{rank}.pt",
-    )
-    dist.barrier()
-    if rank == 0:
-        write_text(folder / "checkpoints" / "latest", place.name)
-        for old in (folder / "checkpoints").glob("step*"):
-            if old != place:
-                shutil.rmtree(old, ignore_errors=True)
-
-
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer, wrapped: Wrapped) -> tuple[int, float]:
-    """The step to go on from and the seconds until then; (0, 0) where there is no checkpoint yet."""
-    latest = folder / "checkpoints" / "latest"
-    if not latest.exists():
-        return 0, 0.0
-    path = folder / "checkpoints" / latest.read_text() / f"rank{dist.get_rank()}.pt"
-    try:
-        kept: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:  # torch names no narrower kind for all the ways in which a file can be broken
-        raise LabError(f"{path} cannot be read ({error}): remove {latest.parent} and start again") from error
-    if kept["world"] != dist.get_world_size():
-        raise LabError(f"{path} is of a run with {kept['world']} workers: resume with --workers {kept['world']}")
-    model.load_state_dict(kept["model"])
-    optimizer.load_state_dict(kept["optimizer"])
-    wrapped.load_state_dict(kept["method"])
-    torch.set_rng_state(kept["random"])
-    return kept["step"], kept["seconds"]
 
 
 def this_device() -> torch.device:
