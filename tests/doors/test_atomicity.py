@@ -26,6 +26,7 @@ def run(function: str, cases: list[dict]) -> list:
 def test_a_step_through_ddp_that_fails_is_tried_again(alone):
     cases = [{"spelling": spelling, "at": at, "alone": alone} for spelling in GRADIENTS for at in (0, 1)]
     cases += [{"spelling": GRADIENTS[0], "at": 1, "alone": alone, "overlap": True}]
+    cases += [{"spelling": GRADIENTS[0], "at": 1, "alone": alone, "overlap": o, "blocks": True} for o in (False, True)]
     for case, ranks in zip(cases, run("through_ddp", cases), strict=True):
         for rank, (broken, whole, told) in enumerate(ranks):
             wanted = "Breaks: " if rank == 0 or not alone else "PeerFailed: "

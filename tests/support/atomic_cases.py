@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import thinwire
-from ddp_cases import Failed, batches, loss_of, net, weights
+from ddp_cases import BUCKETS, Failed, batches, loss_of, net, weights
 from thinwire.testing.atomicity import Breaking
 
 
@@ -23,12 +24,30 @@ def many(calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
     return results
 
 
-def through_ddp(spelling: str, at: int, alone: bool, overlap: bool = False) -> tuple[Tensor, Tensor, list[str]]:
-    """Weights after 6 steps: of a run in which step 4 fails and is tried again, and of one in which nothing fails."""
+class Checkpointed(nn.Module):
+    """A net whose blocks run their own backward passes inside the one under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.net[:3], x.requires_grad_(), use_reentrant=True)
+        return checkpoint(self.net[3:], x, use_reentrant=True)
+
+
+def through_ddp(
+    spelling: str, at: int, alone: bool, overlap: bool = False, blocks: bool = False
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Weights after 6 steps: of a run in which step 4 fails and is tried again, and of one in which nothing fails.
+
+    blocks: in checkpointed blocks, and several buckets.
+    """
     found, told = [], []
     for broken in (True, False):
         warnings.simplefilter("ignore", thinwire.MethodWarning)
-        ddp = thinwire.wrap(net(), thinwire.parse(spelling), overlap=overlap)
+        options = {"bucket_cap_mb": BUCKETS[6]} if blocks else {}
+        ddp = thinwire.wrap(Checkpointed() if blocks else net(), thinwire.parse(spelling), overlap=overlap, **options)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
         handle = thinwire.handle(ddp)
         for number, batch in enumerate(batches(6)):

@@ -155,11 +155,17 @@ class Buckets:
             self._submit(now, lambda: self._all_groups(now))
         if last:
             self._now = None
+            self._raise_after_ddp(now)
         return done
 
     def _begin(self) -> BucketStep:
         self._silent = 0
-        now = BucketStep(self.steps.open())
+        return BucketStep(self.steps.open())
+
+    def _raise_after_ddp(self, now: BucketStep) -> None:
+        """Raise what went wrong at the end of the pass in which the last bucket came: DDP's own last act is queued
+        there too. It may be a pass inside another one, of a checkpointed block; an earlier bucket's may be over before.
+        """
         callback = torch.autograd.Variable._execution_engine.queue_callback
 
         def raise_error() -> None:
@@ -168,13 +174,7 @@ class Buckets:
                     self.squares.clear()  # of gradients that are gone
                 raise now.step.error
 
-        def after_ddp() -> None:
-            self._now = None  # also if a bucket never came
-            callback(raise_error)
-
-        # DDP's own last act is queued after the last bucket, so what is queued by this one comes after it.
-        callback(after_ddp)
-        return now
+        callback(lambda: callback(raise_error))  # DDP queues its own between the two
 
     def _submit(self, now: BucketStep, work: Callable[[], None]) -> None:
         def run() -> Tensor:
@@ -293,6 +293,7 @@ class Buckets:
     def before_forward(self) -> None:
         if not torch.is_grad_enabled():
             return
+        self._now = None  # if a backward pass was broken off, some buckets never came
         outside = DDP._active_ddp_module
         if outside is not None and outside is not self.ddp and self.active:
             raise RuntimeError(
