@@ -3,10 +3,11 @@
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +19,7 @@ from thinwire import kernels
 from thinwire.capture.gradients.arrived import Grain
 from thinwire.capture.gradients.buckets import Buckets
 from thinwire.capture.layers.factors.capture import Layers
+from thinwire.capture.layers.operations import give_back
 from thinwire.capture.layers.squares.second_moments import SecondMoments
 from thinwire.comm import Ledger
 from thinwire.comm.torch import TorchComm
@@ -30,10 +32,12 @@ from thinwire.methods.dad.dad import DAD
 from thinwire.methods.dense import Dense
 from thinwire.spelling import reducer_of
 from thinwire.step import agreement, checkpoints
+from thinwire.step.hooks import ModuleHook
 from thinwire.step.lanes import Beside, Inline, Lane
 from thinwire.wrappers.feedback import ErrorFeedback
 
 _LOG = logging.getLogger("thinwire")
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DDP looks for names, when it is made
 _HANDLES: "WeakKeyDictionary[nn.Module, DDPHandle]" = WeakKeyDictionary()
 
 
@@ -116,14 +120,14 @@ def wrap(
         layers = Layers(model, reducer, TorchComm.own(group), **for_layers)
         layers.warn_if_few(rest, stacklevel=3)
         layers.engine.tells = True
-        DDP._set_params_and_buffers_to_ignore_for_model(model, layers.ignored)
     if grain is None and options.grain == "model":
         # One bucket for all, so that the whole gradient lies in one vector and nothing is copied.
         ddp.setdefault("bucket_cap_mb", 1 + 2 * sum(p.numel() * p.element_size() for p in model.parameters()) // 2**20)
     elif comm.far:
         # DDP's own size, but without its small first bucket, whose trips cost more than starting early saves.
         ddp.setdefault("bucket_cap_mb", 25)
-    wrapped = DDP(model, process_group=process_group, **ddp)
+    with _hidden(model, [] if layers is None else layers.ignored):
+        wrapped = DDP(model, process_group=process_group, **ddp)
     if layers is not None:
         layers.install(wrapped)
     _attach(wrapped, reducer, rest, layers, comm, options)
@@ -192,6 +196,7 @@ def _options(
 def _joined(model: nn.Module, reducer: Reducer[Any, Any], options: _Options, group: dist.ProcessGroup) -> TorchComm:
     """The workers, once they have agreed on what they are about to do; before anything that could hang if not."""
     check_trainable(model)
+    _check_dense(model)
     comm = TorchComm.own(group)
     shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
     description = {
@@ -204,7 +209,19 @@ def _joined(model: nn.Module, reducer: Reducer[Any, Any], options: _Options, gro
         "torch version": torch.__version__.split("+")[0],
     }
     agreement.compare(description, comm, next(model.parameters()).device)
+    give_back(model)
     return comm
+
+
+@contextmanager
+def _hidden(model: nn.Module, names: list[str]) -> Iterator[None]:
+    """Let the DDP that is made inside ignore these too. A later one, around the same model, must see them again."""
+    before = getattr(model, _IGNORED, None)
+    DDP._set_params_and_buffers_to_ignore_for_model(model, [*(before or ()), *names])
+    try:
+        yield
+    finally:
+        delattr(model, _IGNORED) if before is None else setattr(model, _IGNORED, before)
 
 
 def _attach(
@@ -221,6 +238,7 @@ def _attach(
             "DDP was built for torch.compile's python reducer, which calls no communication hooks: set "
             "torch._dynamo.config.optimize_ddp = 'ddp_optimizer' before DDP is made"
         )
+    ddp.join_hook = ModuleHook(partial(_refuse_join, type(reducer).__name__))  # type: ignore[method-assign]
     if not averages_everything(rest):
         warm_kernels(comm.rank, device)
     lane: Lane = Beside(device) if options.overlap else Inline()
@@ -237,6 +255,23 @@ def _attach(
     )
     _HANDLES[ddp] = DDPHandle(reducer, buckets, layers)
     return _HANDLES[ddp]
+
+
+def _refuse_join(name: str, **_: Any) -> NoReturn:
+    raise RuntimeError(
+        f"join() lets a worker without data stand aside, and {name} needs every worker in every backward pass: give "
+        "all workers as many batches, if need be empty ones"
+    )
+
+
+def _check_dense(model: nn.Module) -> None:
+    """Refuse sparse gradients: DDP hands them out as something else than a vector."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise TypeError(
+                f"{name} is an {type(module).__name__} with sparse=True, and methods take gradients as vectors: write "
+                "sparse=False (sparse methods find the rows that count by themselves), or train it with local()"
+            )
 
 
 def check_trainable(model: nn.Module) -> None:

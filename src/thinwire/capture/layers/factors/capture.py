@@ -7,6 +7,7 @@ subclasses with a forward of their own) stays with DDP. Parameters that `share` 
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -61,11 +62,12 @@ class Layers:
         lane = lane or Beside(device)
         self.engine = BackwardExchange(self.steps, lane, in_flight=in_flight, boundary=boundary)
         self._removers: list[Callable[[], None]] = []
+        self._wrapped: Callable[[], nn.Module | None] = lambda: None
 
         owners = _owners(model)
         operations = {module: operation_of(module, unroll=reducer.unroll) for module in model.modules()}
         products = {module: {} if one is None else one.products(module) for module, one in operations.items()}
-        slots = FactorSink()
+        slots = FactorSink(self.give_back)
         for weight, places in owners.items():
             found = [products[module].get(attribute) for _, module, attribute in places]
             shared = all(share(name) for name, _, _ in places)
@@ -127,6 +129,8 @@ class Layers:
 
         def enter(module: nn.Module, arguments: Any) -> None:
             if torch.is_grad_enabled() and engine.groups:
+                for slot in engine.slots:
+                    slot.check_unwatched()
                 engine.enter(getattr(module, "require_backward_grad_sync", True))
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -139,15 +143,7 @@ class Layers:
             wrapped.register_forward_pre_hook(ModuleHook(enter)).remove,
             wrapped.register_forward_hook(ModuleHook(leave), always_call=True).remove,
         ]
-
-        if hasattr(wrapped, "join_hook"):
-            wrapped.join_hook = ModuleHook(self._refuse_join)  # type: ignore[assignment]
-
-    def _refuse_join(self, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(
-            f"join() lets a worker without data stand aside, and {type(self.reducer).__name__} needs every worker in "
-            "every backward pass: give all workers as many batches, if need be empty ones"
-        )
+        self._wrapped = weakref.ref(wrapped)
 
     def warn_if_few(self, rest: Reducer[Any, Any], stacklevel: int) -> None:
         """Say so if most of the model goes by another way than the one that was asked for."""
@@ -180,6 +176,14 @@ class Layers:
         for remove in self._removers:
             remove()
         self.engine.lane.close()
+
+    def give_back(self) -> None:
+        """The model is wrapped anew. Whoever still calls the old module hears of it: it exchanges nothing any more."""
+        self.unwrap()
+        self.comm.close()
+        wrapped = self._wrapped()
+        if wrapped is not None:
+            wrapped.register_forward_pre_hook(ModuleHook(_refuse_old))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -261,6 +265,12 @@ class Layers:
         for group, state in zip(groups, states, strict=True):
             group.state = state
         self.steps.step, self.steps.scale = saved[0]["exchanges"], saved[0]["scale"]
+
+
+def _refuse_old(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "the model in here was wrapped anew, and this module exchanges nothing any more: call the new one"
+    )
 
 
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[str, nn.Module, str]]]:

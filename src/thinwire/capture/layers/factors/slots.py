@@ -1,5 +1,6 @@
 """What a backward pass has brought for each weight, until it is exchanged."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,14 @@ class Slot:
             self._fold()
         self.engine.advance(self)
 
+    def check_unwatched(self) -> None:
+        """Refuse hooks that were put on the weight since: its gradient is not there before the pass is over."""
+        if len(self.weight._backward_hooks or ()) > 1 or getattr(self.weight, "_post_accumulate_grad_hooks", None):
+            raise RuntimeError(
+                f"a hook was registered on {self.names[0]} after wrap(), and would not see its gradient, which is "
+                "exchanged as factors: register it before wrap(), and this weight will be left to DDP"
+            )
+
     def too_many(self) -> RuntimeError:
         return RuntimeError(
             f"{self.names[0]} took part in the backward pass more often than in forward passes of the wrapped model: "
@@ -113,6 +122,10 @@ class Slot:
 
 class FactorSink(dict[Tensor, Slot]):
     """The weights of one model that travel as factors, by parameter."""
+
+    def __init__(self, give_back: Callable[[], None]):
+        super().__init__()
+        self.give_back = give_back
 
     def collector(self, parameter: Tensor | None) -> Collector:
         """Parameters that are not here, or frozen by now, are nobody's business."""

@@ -15,5 +15,6 @@ from thinwire.capture.layers.operations.sink import Collector as Collector
 from thinwire.capture.layers.operations.sink import Parts as Parts
 from thinwire.capture.layers.operations.sink import Sink as Sink
 from thinwire.capture.layers.operations.takeover import Captured as Captured
+from thinwire.capture.layers.operations.takeover import give_back as give_back
 from thinwire.capture.layers.operations.takeover import release as release
 from thinwire.capture.layers.operations.takeover import take_over as take_over

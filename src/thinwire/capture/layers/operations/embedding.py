@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from thinwire.capture.layers.operations.entry import operation
 from thinwire.capture.layers.operations.sink import PLAIN, AsFactors, Collector, Sink, not_a_view, wide
+from thinwire.capture.layers.operations.weighted import differentiated_once
 from thinwire.core.factors import Form
 from thinwire.core.products import LOOKUP
 
@@ -72,7 +73,7 @@ class _Embedding(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
         ids = ids.reshape(len(ids) if ids.dim() else 1, math.prod(ids.shape[1:]))

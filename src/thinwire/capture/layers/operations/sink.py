@@ -60,6 +60,9 @@ class Sink(Protocol):
     def collector(self, parameter: Tensor | None) -> Collector:
         """Whoever collects this parameter in the pass under way; PLAIN if nobody does."""
 
+    def give_back(self) -> None:
+        """Leave the layers alone: somebody else wants them."""
+
 
 class _Plain:
     """Nobody asks: the gradient is formed, as ever."""

@@ -41,6 +41,14 @@ def release(layer: nn.Module) -> None:
         layer.__class__ = layer.plain  # type: ignore[assignment]
 
 
+def give_back(model: nn.Module) -> None:
+    """Take the layers of `model` from whoever has them: it is wrapped anew."""
+    for layer in model.modules():
+        if isinstance(layer, Captured):
+            layer.captured_by.give_back()
+            release(layer)
+
+
 @cache
 def _captured(kind: type[nn.Module], operation: Operation) -> type[Captured]:
     @torch.compiler.disable  # a sink keeps count on the side, which a compiled graph would leave out

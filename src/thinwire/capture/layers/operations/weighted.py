@@ -4,8 +4,10 @@ What a kind does (`Weighted`) stands beside its like; who is told of it, and in 
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
@@ -33,6 +35,23 @@ class Weighted(Protocol):
     def gradients(self, x: Tensor, weight: Tensor, dy: Tensor) -> Gradients: ...
 
 
+def differentiated_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """For backward passes that hand gradients on as parts: what became of them cannot be differentiated again."""
+    once: Callable[..., Any] = once_differentiable(backward)
+
+    @wraps(backward)
+    def checked(ctx: Any, *deltas: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a gradient was asked for with create_graph=True (a gradient penalty, a second derivative), and this "
+                "method takes the gradients of layers apart, which works once: wrap this model with a method for whole "
+                "gradients, as ErrorFeedback(TopK(0.01)), or leave the second derivative out"
+            )
+        return once(ctx, *deltas)
+
+    return checked
+
+
 class WeightedFunction(Function):
     @staticmethod
     def forward(
@@ -52,7 +71,7 @@ class WeightedFunction(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         made = ctx.kind.gradients(x, weight, dy)

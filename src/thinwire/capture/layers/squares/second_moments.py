@@ -94,6 +94,8 @@ class SecondMoments:
             hook.remove()
         self._layers, self._hooks = [], []
 
+    give_back = detach
+
     # ── the forward pass ───────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
