@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import forked as forked_workers
 from thinwire import kernels
+from thinwire.lab.run import processes, rehearsal
 
 LAB = Path(__file__).parent / "lab"
 
@@ -39,3 +41,10 @@ def _settled_machine() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
     for dtype in (torch.float32, torch.float64):
         kernels.warm(dtype)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lab's launcher forks its workers, for tests in which how an interpreter starts does not matter."""
+    monkeypatch.setattr(processes, "subprocess", forked_workers)
+    monkeypatch.setattr(rehearsal, "subprocess", forked_workers)

@@ -194,6 +194,7 @@ def test_answers_for_programs(
         assert key in (told[0] if isinstance(told, list) else told)
 
 
+@pytest.mark.usefixtures("forked")
 def test_answers_of_runs_for_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_report_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "page.html" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forked")
 def test_without_rights_a_run_goes_on_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,7 @@ def test_cells_that_have_ended_are_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked")
 def test_a_study_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from thinwire.lab import LabError
-from thinwire.lab.tasks import TASKS, data, load_task
+from thinwire.lab.tasks import TASKS, data, digits, load_task
 from thinwire.lab.tasks.base import Arrays, Task
 from thinwire.lab.tasks.images import crop_and_flip
 from thinwire.lab.tasks.speech import read_series
@@ -70,6 +70,13 @@ def test_rows_after_a_mark_are_the_test_set() -> None:
 def test_more_workers_than_samples_is_said() -> None:
     with pytest.raises(LabError, match="--batch"):
         numbered().train(0, 0, 0, 100, 8)
+
+
+def test_the_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    pictures, labels = digits.load_digits()
+    assert np.array_equal(pictures, load_digits().images) and np.array_equal(labels, load_digits().target)
 
 
 @pytest.mark.parametrize(("name", "model"), [("digits", "mlp"), ("digits", "cnn"), ("stdlib", "0.8M")])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from thinwire import parse
+from thinwire.cli import main as cli
 from thinwire.lab import LabError
 from thinwire.lab.records.record import has_ended, read_lines, read_steps
 from thinwire.lab.run import meeting
@@ -59,10 +60,22 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-def run(*words: str) -> str:
-    done = subprocess.run([*THINWIRE, *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(forked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A command that must go well, for what it does rather than how its processes start: what it says."""
+
+    def begin(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        said = capsys.readouterr()
+        assert not left.value.code, said.err
+        return said.out
+
+    return begin
+
+
+Command = Callable[..., str]
 
 
 def last_line(said: str) -> str:
@@ -107,7 +120,7 @@ def losses(folder: Path) -> list[list[float]]:
 
 
 def test_a_killed_worker_ends_the_run_with_one_line_and_it_resumes_to_the_same_bits(
-    start: Start, tmp_path: Path
+    start: Start, run: Command, tmp_path: Path
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     told = run(*TRAIN, "--steps", "120", "--out", str(whole))
@@ -212,7 +225,7 @@ def test_who_has_not_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not LINK, reason="links cannot be emulated here")
-def test_the_ledger_agrees_with_what_interfaces_count(tmp_path: Path) -> None:
+def test_the_ledger_agrees_with_what_interfaces_count(run: Command, tmp_path: Path) -> None:
     methods = ["DDP", "DDP-fp16", "Cast(Dense())", "ErrorFeedback(TopK(0.1)) every 5", "RandomK(0.1, agree=False)"]
     methods += ["ErrorFeedback(TopK(0.05, agree=True))"]
     for name in METHODS:  # each as it is usually meant, sending more than frames
@@ -229,14 +242,14 @@ def test_the_ledger_agrees_with_what_interfaces_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not LINK, reason="links cannot be emulated here")
-def test_a_probe_finds_the_rate_of_the_link() -> None:
+def test_a_probe_finds_the_rate_of_the_link(run: Command) -> None:
     told = run("probe", "--workers", "2", "--link", "50mbit", "--task", "digits")
     found = re.search(r"thinwire plan digits --link ([\d.]+)mbit --rtt \d+us --workers 2 --compute-ms \d+", told)
     assert found, told
     assert 30 < float(found[1]) < 55  # a busy machine may fall short of the link; nothing goes beyond it
 
 
-def test_torchs_own_hooks_are_baselines_too(tmp_path: Path) -> None:
+def test_torchs_own_hooks_are_baselines_too(run: Command, tmp_path: Path) -> None:
     spelled = ["DDP", "DDP('fp16')", "DDP('bf16')", "DDP('powersgd', rank=2)", "DDP('none')"]
     words = [word for method in spelled for word in ("--method", method)]
     told = json.loads(run("compare", *words, "--steps", "12", "--json", "--out", str(tmp_path)))
@@ -248,7 +261,7 @@ def test_torchs_own_hooks_are_baselines_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(tun.missing()), reason=str(tun.missing()))
-def test_a_probe_tells_latency_ways_and_what_exchanges_take() -> None:
+def test_a_probe_tells_latency_ways_and_what_exchanges_take(run: Command) -> None:
     told = run("probe", "--workers", "3", "--link", "20mbit up 60mbit down, 40ms; worker 2: 10mbit up", "--json")
     found = json.loads(told)
     assert 0.04 <= found["rtt"] < 0.06

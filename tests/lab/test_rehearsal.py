@@ -39,6 +39,7 @@ def a_run(method: str, **other: object) -> Run:
     return Run(canonical(method), "digits", "mlp", **settings | other)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("forked")
 def test_it_trains_as_processes_do(tmp_path: Path) -> None:
     folders = []
     for number, method in enumerate(METHODS):
@@ -67,6 +68,7 @@ def test_one_that_was_ended_is_made_again(tmp_path: Path) -> None:
     assert [step for step in heard if step][-12:] == steps[1:]
 
 
+@pytest.mark.usefixtures("forked")
 def test_several_at_once_and_what_cannot_be_is_said(tmp_path: Path) -> None:
     methods = ["Dense()", "RankDAD()", "ErrorFeedback(TopK(0.1)) every 4"]
     folders = [tmp_path / str(number) for number in range(3)]
@@ -120,6 +122,7 @@ def test_a_bad_outer_step_or_lead_is_refused(method: str) -> None:
         canonical(method)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_study_of_chosen_methods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,14 @@
-"""What the server that forks the workers of `processes.launch` imports, once: all that is public, and warm kernels."""
+"""What the server that forks workers imports, once: all that is public, the lab's workers, and warm kernels."""
 
 import torch
 import torch._dynamo  # which every first step of an optimizer imports
 import torch.nn.parallel
 
 import thinwire
+import thinwire.lab.run.probe
+import thinwire.lab.run.rehearsal
+import thinwire.lab.run.worker
+import thinwire.lab.tasks.digits
 from thinwire import kernels
 
 torch.set_num_threads(1)

@@ -33,8 +33,8 @@ def launch(world: int, function: str, *, timeout: float = 180, **arguments: Any)
         folder = Path(name)
         torch.save((function, arguments), folder / "call.pt")
         place = (_store().port, f"call{next(_NUMBERS)}")
-        workers = [_server().Process(target=worker.main, args=(rank, world, place, name)) for rank in range(world)]
-        with mock.patch.dict(os.environ, _environment()):  # the first start also starts the server
+        workers = [server().Process(target=worker.main, args=(rank, world, place, name)) for rank in range(world)]
+        with mock.patch.dict(os.environ, environment()):  # the first start also starts the server
             for process in workers:
                 process.start()
         try:
@@ -71,7 +71,7 @@ def _end(workers: list[ForkServerProcess]) -> None:
 
 
 @cache
-def _server() -> ForkServerContext:
+def server() -> ForkServerContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
     return context
@@ -83,6 +83,6 @@ def _store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     path = [str(HERE), str(HERE.parents[1] / "src")]
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path), "TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -1,0 +1,105 @@
+"""The lab's workers, forked by the server of `processes` in place of interpreters that import torch for seconds each.
+
+`Popen` is what `subprocess.Popen` is to the launcher; a worker finds the environment, the files, the socket and the
+network namespace that it would have found. The fixture `forked` puts it in place.
+"""
+
+import ctypes
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any
+from unittest import mock
+
+from processes import environment, server
+from thinwire.lab.run.meeting import LISTENER
+
+PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MS_REC_SLAVE, MNT_DETACH = 0x4000 | 0x80000, 2
+
+
+class Popen:
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        env: dict[str, str],
+        stderr: Any,
+        stdout: Any = None,
+        start_new_session: bool = False,
+        pass_fds: tuple[int, ...] = (),
+        text: bool = False,
+    ) -> None:
+        self.said = tempfile.NamedTemporaryFile("r") if stderr == PIPE else None  # noqa: SIM115  as long as this lives
+        heard = self.said.name if self.said else stderr.name
+        listener = socket.socket(fileno=os.dup(pass_fds[0])) if pass_fds else None
+        given = (command, env, os.getcwd(), heard, start_new_session, listener)
+        self.process = server().Process(target=main, args=given)
+        with mock.patch.dict(os.environ, environment()):  # the first start also starts the server
+            self.process.start()
+        if listener:
+            listener.close()
+        self.pid, self.terminate = self.process.pid, self.process.terminate
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise TimeoutExpired("a forked worker", timeout or 0.0)
+        return self.process.exitcode
+
+    def communicate(self) -> tuple[None, str]:
+        self.wait()
+        return None, self.said.read() if self.said else ""
+
+
+def main(
+    command: list[str],
+    env: dict[str, str],
+    folder: str,
+    heard: str,
+    new_session: bool,
+    listener: socket.socket | None,
+) -> None:
+    if new_session:
+        os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
+    out = os.open(heard, os.O_WRONLY | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    if listener:
+        os.environ[LISTENER] = str(listener.detach())
+    if command[:3] == ["ip", "netns", "exec"]:
+        enter(command[3])
+        command = command[4:]
+    sys.argv = command[2:]
+    importlib.import_module(command[2]).main()
+
+
+def enter(namespace: str) -> None:
+    """As `ip netns exec` does it: into the namespace, with a /sys that shows what is in there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def must(result: int) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), f"namespace {namespace} cannot be entered")
+
+    with open(f"/run/netns/{namespace}") as there:
+        must(libc.setns(there.fileno(), CLONE_NEWNET))
+    must(libc.unshare(CLONE_NEWNS))
+    must(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_SLAVE), None))
+    libc.umount2(b"/sys", MNT_DETACH)  # which may not be mounted
+    must(libc.mount(namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None))
