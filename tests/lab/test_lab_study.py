@@ -10,7 +10,8 @@ from lab_runs import write_run
 from thinwire.cli import main as cli
 from thinwire.lab.records.record import Run, rank_file
 from thinwire.lab.records.spellings import canonical
-from thinwire.lab.studies.studies import STUDIES, exdyna_tell, frontier_tell, sparse_tell, sparsifiers, traffic_growth
+from thinwire.lab.studies.grids import sparsifiers
+from thinwire.lab.studies.studies import STUDIES, exdyna_tell, frontier_tell, sparse_tell, traffic_growth
 from thinwire.lab.studies.study import Cell, Result, effect, pareto, results, run_study
 
 BASE = Run("Dense()", "digits", "mlp", lr=0.05, steps=100)
@@ -34,7 +35,7 @@ def test_the_sparse_grid_crosses_every_factor() -> None:
         "momentum": {"none", "before", "after"},
     }.items():
         assert {cell.factors[factor] for cell in cells} == levels
-    assert len({repr({**cell.factors, "lr": 0}) for cell in cells}) == 2 * 2 * 2 * 2 * 2 * 3 * 2
+    assert len({repr({**cell.factors, "lr": 0}) for cell in cells}) == 2 * 2 * 2 * 2 * 2 * 3 * 3
     before = next(cell for cell in cells if cell.factors["momentum"] == "before" and cell.factors["memory"] == "on")
     assert before.run.method.startswith("Momentum(ErrorFeedback(") and before.run.momentum == 0
 
@@ -43,8 +44,18 @@ def test_every_sparsifier_has_a_memory() -> None:
     spelled = sparsifiers(0.01)
     assert "ErrorFeedback(TopK(0.01))" in spelled and "ErrorFeedback(ExDyna(0.01))" in spelled
     assert "DGC(0.01)" in spelled  # which keeps one itself
-    dgc = [cell for cell in STUDIES["exdyna"].cells(BASE, True) if cell.run.method == "DGC(0.01)"]
-    assert dgc and all(cell.run.momentum == 0 for cell in dgc)
+
+
+def test_momentum_is_masked_for_all_sparsifiers_or_for_none() -> None:
+    cells = [cell for cell in STUDIES["exdyna"].cells(BASE, False) if cell.factors["method"] != "Dense()"]
+    for momentum, dgc, topk, of_the_optimizer in (
+        ("masked", "DGC(0.01)", "Momentum(ErrorFeedback(TopK(0.01)))", 0.0),
+        ("after", "DGC(0.01, momentum=0.0)", "ErrorFeedback(TopK(0.01))", 0.9),
+    ):
+        here = [cell for cell in cells if cell.factors["momentum"] == momentum]
+        assert {cell.run.workers for cell in here} == {2, 4, 8, 16} and {cell.run.seed for cell in here} == {0, 1, 2}
+        assert {dgc, topk} < {cell.run.method for cell in here}
+        assert {cell.run.momentum for cell in here} == {of_the_optimizer}
 
 
 def result(validation: float | None, wire: float = 1.0, metric: str = "accuracy", **factors: object) -> Result:

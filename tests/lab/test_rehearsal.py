@@ -58,6 +58,30 @@ def test_it_trains_as_processes_do(tmp_path: Path) -> None:
                 assert one["payload_bytes"] == pytest.approx(other["payload_bytes"], rel=0.01), method
 
 
+@pytest.mark.parametrize("method", ["ErrorFeedback(TopK(0.05))", "Variance()"])
+def test_each_tensor_by_itself_is_what_processes_do_at_that_grain(method: str, tmp_path: Path) -> None:
+    real, told = tmp_path / "processes", tmp_path / "threads"
+    for folder in (real, told):
+        a_run(method, grain="tensor").write(folder)
+    assert not run_all([real], 2, links=None, resume=False)
+    rehearse(a_run(method, grain="tensor"), load_task("digits", "mlp", tmp_path), told)
+    one, other = (read_steps(f / "rank0.jsonl")[-1] for f in (real, told))
+    assert one["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-6)
+    assert one["payload_bytes"] == pytest.approx(other["payload_bytes"], rel=0.01)
+
+
+def test_runs_of_one_process_do_not_know_of_one_another(tmp_path: Path) -> None:
+    same = [tmp_path / name for name in ("first", "second")]
+    bad = tmp_path / "bad"
+    for folder in same:
+        a_run("ErrorFeedback(RandomK(0.05))").write(folder)
+    a_run("Dense()", batch=10**6).write(bad)  # more than the data has: it ends its process
+    failed = rehearse_all([same[0], bad, same[1]], 1, lambda *_: None)
+    assert set(failed) == {bad} and "Dense() failed" in failed[bad] and "batch" in failed[bad]
+    first, second = (read_steps(folder / "rank0.jsonl") for folder in same)
+    assert len(first) == 13 and [line["loss"] for line in first[1:]] == [line["loss"] for line in second[1:]]
+
+
 def test_one_that_was_ended_is_made_again(tmp_path: Path) -> None:
     a_run("Dense()").write(tmp_path)
     (tmp_path / "rank0.jsonl").write_text('{"start": 0}\n' + '{"step": 1, "loss": 2.0, "seconds": 0.1}\n' * 5)
@@ -79,7 +103,7 @@ def test_several_at_once_and_what_cannot_be_is_said(tmp_path: Path) -> None:
     assert set(failed) == {folders[1]} and "needs processes" in failed[folders[1]]
     assert seen == {"Dense()", "LocalSteps(ErrorFeedback(TopK(0.1)), every=4)"}
     assert "needs processes" in str(refuse(a_run("DDP-fp16"))) and "grain" in str(
-        refuse(a_run("Dense()", grain="tensor"))
+        refuse(a_run("Dense()", grain="bucket"))
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lab_runs import write_run
 from thinwire.lab.records.record import Run, rank_file
+from thinwire.lab.studies.grids import asked_cells
 from thinwire.lab.studies.screen import ranked, screened
-from thinwire.lab.studies.studies import asked_cells
 from thinwire.lab.studies.study import Cell, Result, results
 
 

@@ -1,6 +1,8 @@
 """`thinwire study`: grids of runs."""
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ STUDIES = ("sparse", "exdyna", "variance", "rank", "frontier")
     epilog="Examples:\n\nthinwire study sparse --quick\n\nthinwire study exdyna --task cifar10 --model resnet8\n\n"
     "thinwire study frontier --task stdlib --workers 4 --rehearse --seeds 3 "
     "--method 'LocalSteps(Dense(), every=50)'\n\n"
+    "thinwire study exdyna --rehearse --only density=0.01 --only seed=0 --page\n\n"
     "thinwire study frontier --task stdlib --rehearse --steps 4000 --screen 400,1000 --keep 0.5 --rates 1,2,4 "
     "--optimizers adamw,muon --muon-rates 0.5,1,2 --method 'Dense()' --method 'ErrorFeedback(PowerSGD(4))'"
 )
@@ -35,6 +38,14 @@ def study(
     optimizers: Annotated[str | None, typer.Option(help="with --method: sgd, adamw, muon, with commas")] = None,
     seeds: Annotated[int, typer.Option(help="with --method: how many")] = 1,
     screen: Annotated[str | None, typer.Option(help="short runs first, of so many steps: 400,1000")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="cut the grid to levels of a factor: density=0.01, seed=0,1; can be repeated"),
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="keep the results as a small file, from which the documents are made")
+    ] = False,
+    page_in: Annotated[Path, typer.Option(help="with --page: the folder, or the file itself")] = Path("docs/studies"),
     keep: Annotated[float, typer.Option(help="the share of the runs that goes on after each --screen")] = 0.5,
     out: Out = None,
     json: Json = False,
@@ -56,17 +67,18 @@ def study(
     loading()
     from thinwire.lab.pages import show
     from thinwire.lab.run.settings import choose_link, out_folder, settle
+    from thinwire.lab.studies import grids, kept, studies
     from thinwire.lab.studies import screen as screening
-    from thinwire.lab.studies import studies
     from thinwire.lab.studies import study as grid
 
     chosen = studies.STUDIES[name]
     link, emulated = choose_link(asked["link"], None, asked["workers"], told.note)
     base = settle({**asked, "steps": 150 if quick and not asked["steps"] else asked["steps"]})
     if method:
-        cells = studies.asked_cells(base, method, factors, range(seeds), muon_factors, chosen_optimizers)
+        cells = grids.asked_cells(base, method, factors, range(seeds), muon_factors, chosen_optimizers)
     else:
         cells = chosen.cells(base, quick)
+    cells = grids.cut(cells, only or [])
     folder = out_folder(out or Path("runs", f"study-{name}-{base.task}{'-quick' if quick else ''}"), "study", base.task)
     told.note(f"{len(cells)} cells: {chosen.about}. Those that {folder} holds already are kept.")
 
@@ -85,8 +97,21 @@ def study(
     found, said = grid.conclude(chosen, cells, folder, failed)
     for text, count in counted(failed.values()).items():
         told.error(f"{text} ({count} cells)" if count > 1 else text)
+    if page:
+        place = kept.write(kept.keep(name, chosen.about, typed(sys.argv[1:]), found, said, failed), page_in)
+        told.note(f"Kept for the documents: {place}. python docs/make_studies.py makes their tables and figures.")
     table = None if json else show.rows(grid.table_head(found), grid.table_rows(found))
     told.answer(grid.read_conclusion(folder), table, *said, f"Report: {folder / 'report.html'}", as_json=json)
+
+
+def typed(words: list[str]) -> str:
+    """The command, without what says where things lie on this machine."""
+    left, places = [], ("--out", "--data", "--page-in")
+    for before, word in zip(["", *words], words):
+        if word in (*places, "--page", "--json") or before in places or word.startswith(tuple(f"{p}=" for p in places)):
+            continue
+        left.append(word)
+    return shlex.join(["thinwire", *left])
 
 
 def counted(texts: Any) -> dict[str, int]:

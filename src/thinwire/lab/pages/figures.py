@@ -161,16 +161,14 @@ def by_layer(name: str, records: Records, columns: int = 60, width: float = 440)
         lines = [
             line for line in records.steps if any(line.get(key) is not None for key in keys if key.endswith(f"/{what}"))
         ]
-        stretches = list(_stretches(lines, columns))
+        spans = list(stretches(lines, columns))
         rows = {
-            key.rpartition("/")[0].removesuffix(".weight"): [
-                _mean(line.get(key) for line in part) for part in stretches
-            ]
+            key.rpartition("/")[0].removesuffix(".weight"): [_mean(line.get(key) for line in part) for part in spans]
             for key in keys
             if key.endswith(f"/{what}")
         }
         title = f"{what.replace('_', ' ')} by layer, {name}"
-        x = [float(part[-1]["step"]) for part in stretches]
+        x = [float(part[-1]["step"]) for part in spans]
         drawn.append(svg.heat_map(title, rows, x, Axis("steps"), Axis(spell=lambda v: f"{v:.3g}"), width=width))
     return drawn
 
@@ -179,7 +177,8 @@ def _layer_keys(records: Records) -> list[str]:
     return list(dict.fromkeys(key for line in records.steps for key in line if "/" in key and "spectrum" not in key))
 
 
-def _stretches(lines: list[Line], most: int) -> Iterator[list[Line]]:
+def stretches(lines: list[Line], most: int) -> Iterator[list[Line]]:
+    """The lines in at most so many parts of equal length."""
     stride = math.ceil(len(lines) / most) or 1
     return (lines[i : i + stride] for i in range(0, len(lines), stride))
 

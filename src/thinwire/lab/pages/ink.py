@@ -122,6 +122,7 @@ RULES = """
 .drawing .leader{stroke:var(--c);stroke-width:.8;fill:none;opacity:.65}
 .drawing .name{fill:var(--c);font-size:11.5px;font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 .drawing .over{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:3px}
+.drawing .level{stroke:var(--soft);stroke-width:1.4;fill:none}
 .drawing .goal{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:1 3;stroke-linecap:round;fill:none}
 .drawing .part0{fill:var(--part0)}.drawing .part1{fill:var(--part1)}.drawing .part2{fill:var(--part2)}
 .drawing .part3{fill:var(--part3)}

@@ -104,7 +104,7 @@ def frame(box: Box, sx: Scale, sy: Scale, x: Axis, y: Axis, heading: str = "") -
         drawn += f'<path class="rule" d="M{box.left:.1f} {at:.1f}H{box.right:.1f}"/>'
         drawn += text(box.left - 6, at + 4, y.spell(value), "tick", "end")
     drawn += f'<path class="axis" d="M{box.left:.1f} {box.bottom:.1f}H{box.right:.1f}"/>'
-    for value in sx.ticks(max(2, int((box.right - box.left) / 58))):
+    for value in x.at or sx.ticks(max(2, int((box.right - box.left) / 58))):
         drawn += f'<path class="axis" d="M{sx(value):.1f} {box.bottom:.1f}v4"/>' + tick(
             sx(value), box.bottom, x.spell(value)
         )
@@ -122,6 +122,18 @@ def goal(told: tuple[float, str] | None, box: Box, sy: Scale) -> str:
     at = sy(told[0])
     line = f'<path class="goal" d="M{box.left:.1f} {at:.1f}H{box.right:.1f}"/>'
     return line + text(box.left + 4, at - 5, told[1], "tick over")
+
+
+def level_line(value: float, said: str, box: Box, sy: Scale, place: int = 0) -> str:
+    """A line across for something that is compared to; neighbours have their names at different places."""
+    if not sy.holds(value):
+        return ""
+    at, kind = sy(value), ("", "6 3", "2 3", "9 3 2 3")[place % 4]
+    dash = f' stroke-dasharray="{kind}"' if kind else ""
+    wide = box.right - box.left
+    anchor, x = (("end", box.right - 4), ("start", box.left + 4), ("middle", box.left + wide / 2))[place % 3]
+    line = f'<path class="level"{dash} d="M{box.left:.1f} {at:.1f}H{box.right:.1f}"/>'
+    return line + text(x, at - 4, said, "tick over", anchor)
 
 
 def curves(series: Sequence[Series], box: Box, sx: Scale, sy: Scale) -> str:

@@ -36,6 +36,7 @@ class Axis:
     spell: Spell = plain
     low: float | None = None
     high: float | None = None
+    at: tuple[float, ...] = ()  # where there are ticks, if not where they look best
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.capture.layers.squares.second_moments import SecondMoments
-from thinwire.comm import Ledger
+from thinwire.comm import Comm, Ledger
 from thinwire.comm.threads import Crew
 from thinwire.core.reducer import Layout, Moments, Reducer
 from thinwire.lab import LabError
@@ -81,7 +82,7 @@ def rehearse(run: Run, task: Task, folder: Path) -> None:
             for comm in crew.comms:
                 comm.ledger.clear()
             line: Line = {"step": step + 1, "loss": loss, "seconds": seconds, "step_s": took}
-            line |= workers.metrics() | bytes_between(before, now)
+            line |= workers.metrics() | bytes_between(before, now) | shares(before, now, workers.model)
             before = now
             if last or (step + 1) % run.evaluate_every == 0:
                 with workers.judged():
@@ -106,7 +107,9 @@ class Gradients:
         self.names, self.parameters = zip(*self.model.named_parameters())
         layout = Layout(self.names, tuple(p.shape for p in self.parameters))
         self.watch = SecondMoments(self.model) if self.method.wants is Moments else None
-        self.states = [self.method.init(layout) for _ in crew.comms]
+        alone = [Layout((name,), (p.shape,)) for name, p in zip(self.names, self.parameters)]
+        self.groups = alone if run.grain == "tensor" else [layout]
+        self.states = [[self.method.init(group) for group in self.groups] for _ in crew.comms]
         self.gradients = [layout.zeros() for _ in crew.comms]
         self.outs = [layout.zeros() for _ in crew.comms]
         self.sizes = layout.sizes
@@ -116,13 +119,24 @@ class Gradients:
         if number == 0:  # as under DDP, which arranges its buckets after the first step
             self.crew.run(lambda c: Dense().reduce(self.gradients[c.rank], None, c, self.outs[c.rank]))
         else:
-            self.crew.run(lambda c: self.method.reduce(known[c.rank][0], self.states[c.rank], c, self.outs[c.rank]))
+            self.crew.run(lambda c: self._reduce(known[c.rank][0], c))
         for p, part in zip(self.parameters, self.outs[0].split(self.sizes)):
             p.grad = part.view_as(p)
         clip(self.model, self.run)
         set_rate(self.optimizer, number, self.run)
         self.optimizer.step()
         return sum(loss for _, loss in known) / len(known)
+
+    def _reduce(self, known: Any, comm: Comm) -> None:
+        """All groups, one after the other: one for the whole model, or one for each tensor."""
+        sizes = [group.numel for group in self.groups]
+        parts: Any = known.split(sizes) if isinstance(known, Tensor) else self._split(known, sizes)
+        for part, state, out in zip(parts, self.states[comm.rank], self.outs[comm.rank].split(sizes), strict=True):
+            self.method.reduce(part, state, comm, out)
+
+    @staticmethod
+    def _split(known: Moments, sizes: list[int]) -> list[Moments]:
+        return [Moments(*both) for both in zip(known.mean.split(sizes), known.square.split(sizes), strict=True)]
 
     def _gradient(self, number: int, rank: int) -> tuple[Any, float]:
         self.model.zero_grad()
@@ -137,7 +151,9 @@ class Gradients:
         return Moments(flat, squares), loss
 
     def metrics(self) -> dict[str, float]:
-        return self.method.metrics(self.states[0])
+        """Of the method on the first worker, where it serves the whole model; and the entries that changed at all."""
+        told = self.method.metrics(self.states[0][0]) if len(self.groups) == 1 else {}
+        return told | {"union": float(self.outs[0].count_nonzero()) / max(1, self.outs[0].numel())}
 
     def judged(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -199,6 +215,14 @@ def bytes_between(before: Sequence[Ledger], now: Sequence[Ledger]) -> dict[str, 
     return {key: sum(one[key] for one in each) / len(each) for key in each[0]}
 
 
+def shares(before: Sequence[Ledger], now: Sequence[Ledger], model: nn.Module) -> dict[str, float]:
+    """The share of the entries that a worker sent, the mean of all, and the busiest worker's bytes over the mean."""
+    numel = sum(p.numel() for p in model.parameters())
+    wire = [b.wire - a.wire for a, b in zip(before, now)]
+    found = {"density": sum(b.picked - a.picked for a, b in zip(before, now)) / len(now) / max(1, numel)}
+    return found | ({"busiest": max(wire) * len(wire) / sum(wire)} if sum(wire) else {})
+
+
 def refuse(run: Run) -> str | None:
     """Why a run cannot be rehearsed, if it cannot."""
     method = method_of(run.method)
@@ -207,48 +231,81 @@ def refuse(run: Run) -> str | None:
     reducer = reducer_in(method)
     if reducer is not None and reducer.wants not in (Tensor, Moments):
         return f"{run.method} sees the backward pass of every worker, and needs processes"
-    if run.grain not in (None, "model"):
-        return f"a rehearsal hands the whole model to the method: grain {run.grain} needs processes"
+    if run.grain == "bucket":
+        return "a rehearsal has no buckets, which are DDP's: grain bucket needs processes"
     return None
 
 
 def rehearse_all(folders: Sequence[Path], at_once: int, on_step: OnStep) -> dict[Path, str]:
-    """Make all runs that are missing, several at once, each in a process; those that failed, with what was said."""
+    """Make all runs that are missing, several at once; those that failed, with what was said."""
     failed = {folder: why for folder in folders if (why := refuse(Run.read(folder)))}
     waiting = [folder for folder in folders if folder not in failed and not has_ended(folder)]
-    running: dict[Path, tuple[subprocess.Popen[str], Any]] = {}
-    environment = os.environ | KEEP_MEMORY | {"OMP_NUM_THREADS": "1", "THINWIRE_LAUNCHER": str(os.getpid())}
+    stages = [Stage() for _ in range(min(at_once, len(waiting)))]
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                folder = waiting.pop(0)
-                command = [sys.executable, "-m", "thinwire.lab.run.rehearsal", str(folder)]
-                process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-                running[folder] = process, follow(rank_file(folder, 0))
+        while waiting or any(stage.folder for stage in stages):
+            for stage in stages:
+                if stage.folder is None and waiting:
+                    stage.begin(waiting.pop(0))
             time.sleep(0.2)
-            for folder, (process, lines) in list(running.items()):
-                run = Run.read(folder)
-                for line in iter(lambda lines=lines: next(lines), None):  # type: ignore[misc]
-                    on_step(run, line)
-                if process.poll() is not None:
-                    del running[folder]
-                    said = process.communicate()[1]
-                    if process.returncode:
-                        failed[folder] = f"{run.method} failed:\n{said}"
+            for stage in stages:
+                if stage.folder is not None:
+                    folder, why = stage.folder, stage.heard(on_step)
+                    failed |= {folder: why} if why else {}
     finally:
-        for process, _ in running.values():
-            process.terminate()
+        for stage in stages:
+            stage.close()
     return failed
 
 
+class Stage:
+    """A process that makes one run after another, since loading torch takes longer than many a run."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None  # of the run that it makes now
+        self.process: subprocess.Popen[str] | None = None
+
+    def begin(self, folder: Path) -> None:
+        if self.process is None:
+            environment = os.environ | KEEP_MEMORY | {"OMP_NUM_THREADS": "1", "THINWIRE_LAUNCHER": str(os.getpid())}
+            self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115  a pipe that nobody reads would stop it when full
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "thinwire.lab.run.rehearsal"],
+                env=environment, stdin=subprocess.PIPE, stderr=self.said, text=True,
+            )  # fmt: skip
+        self.folder, self.run, self.lines = folder, Run.read(folder), follow(rank_file(folder, 0))
+        print(folder.absolute(), file=self.process.stdin, flush=True)
+
+    def heard(self, on_step: OnStep) -> str | None:
+        """Tell what the run has recorded since; why it failed, if it did."""
+        assert self.process is not None
+        ended = self.process.poll() is not None  # asked first: what it wrote before its end is read below
+        for line in iter(lambda: next(self.lines), None):
+            on_step(self.run, line)
+            if "end" in line:
+                self.folder = None
+        if not ended or self.folder is None:
+            return None
+        self.said.seek(0)
+        why = f"{self.run.method} failed:\n{self.said.read()}"
+        self.folder = self.process = None
+        return why
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+
 def main() -> None:
+    """Make the runs whose folders are told, a line each, until no more come."""
     end_with_launcher()
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    run = Run.read(folder)
-    if why := refuse(run):
-        raise LabError(why)
-    rehearse(run, load_task(run.task, run.model, Path(run.data)), folder)
+    for line in sys.stdin:
+        folder = Path(line.removesuffix("\n"))
+        run = Run.read(folder)
+        if why := refuse(run):
+            raise LabError(why)
+        rehearse(run, load_task(run.task, run.model, Path(run.data)), folder)
 
 
 if __name__ == "__main__":

@@ -1,86 +1,16 @@
-"""The papers' own experiments, as grids for `thinwire study`."""
+"""What each study says and draws of its results."""
 
-import itertools
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import fields, replace
 
-import torch
-from torch import Tensor
-
-from thinwire.core import memory
-from thinwire.core.reducer import Layout, Reducer, inner_reducers
 from thinwire.lab.pages import figures, svg
 from thinwire.lab.pages.pieces import Drawing
 from thinwire.lab.pages.scales import Axis, percent
-from thinwire.lab.records.record import Run
-from thinwire.lab.records.spellings import Method, canonical, method_of, reducer_in
 from thinwire.lab.records.summary import Records
-from thinwire.lab.studies.study import Cell, Result, Study, effect, pareto, points, styles_of
-from thinwire.methods import METHODS
-from thinwire.methods.dgc import DGC
-from thinwire.spelling import parse
-from thinwire.wrappers.adam import Adam
-from thinwire.wrappers.anchored import Outer
-from thinwire.wrappers.local_steps import LocalSteps
-from thinwire.wrappers.momentum import Momentum
-
-LEARNING_RATES = {"sgd": 0.05, "adamw": 2e-3, "muon": 2e-3}  # where a task's own optimizer is not the one in question
-
-
-def _cells(
-    base: Run,
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    settings: list[tuple[dict, dict]],
-    muon_rates: Sequence[float] = (1.0,),
-) -> list[Cell]:
-    """Every setting (its factors, what it changes in the run) at every learning rate and seed."""
-    cells = []
-    for (factors, changes), rate, seed in itertools.product(settings, rates, seeds):
-        run = replace(base, **changes)
-        run = replace(run, method=canonical(run.method), lr=run.lr * rate, seed=seed)
-        if run.optimizer != "muon":
-            cells.append(Cell({**factors, "lr": run.lr, "seed": seed}, run))
-            continue
-        for muon_rate in muon_rates:
-            one = replace(run, muon_lr=run.muon_lr * muon_rate)
-            cells.append(Cell({**factors, "lr": one.lr, "muon_lr": one.muon_lr, "seed": seed}, one))
-    return cells
-
-
-def _with(base: Run, optimizer: str) -> dict:
-    lr = base.lr if base.optimizer == optimizer else LEARNING_RATES[optimizer]
-    return {"optimizer": optimizer, "lr": lr}
-
+from thinwire.lab.studies import grids
+from thinwire.lab.studies.study import Result, Study, effect, pareto, points, styles_of
 
 # ── sparse: memory, grain, agreement, momentum ─────────────────────────────────────────────────────────────────────
-
-
-def sparse_cells(base: Run, quick: bool) -> list[Cell]:
-    methods = ("RandomBlock",) if quick else ("RandomBlock", "TopK")
-    densities = (0.1,) if quick else (0.1, 0.01)
-    momenta = ("after",) if quick else ("none", "before", "after")
-    settings = []
-    for momentum in momenta:
-        after = {**_with(base, "sgd"), "momentum": 0.9 if momentum == "after" else 0.0}
-        after["lr"] *= 10 if momentum == "none" else 1  # a momentum of 0.9 makes steps ten times as long
-        for method, density, feedback, grain, agree in itertools.product(
-            methods, densities, ("on", "off"), ("tensor", "model"), ("shared", "own")
-        ):
-            spelled = f"{method}({density}, agree={agree == 'shared'})"
-            spelled = f"ErrorFeedback({spelled})" if feedback == "on" else spelled
-            spelled = f"Momentum({spelled})" if momentum == "before" else spelled
-            factors = {"method": method, "density": density, "memory": feedback, "grain": grain}
-            factors |= {"coordinates": agree, "momentum": momentum}
-            settings.append((factors, {**after, "method": spelled, "grain": grain}))
-        if momentum != "before":
-            nothing = dict.fromkeys(("memory", "grain", "coordinates"), "-")
-            settings.append(
-                ({"method": "Dense", "density": 1.0, **nothing, "momentum": momentum}, {**after, "method": "Dense()"})
-            )
-    return _cells(base, (1.0, 0.3) if quick else (1.0, 0.3, 0.1), (0,) if quick else (0, 1), settings)
 
 
 def sparse_tell(found: list[Result]) -> list[str]:
@@ -108,31 +38,6 @@ def sparse_tell(found: list[Result]) -> list[str]:
 
 
 # ── exdyna: density, build-up, imbalance and traffic against workers ───────────────────────────────────────────────
-
-
-def sparsifiers(density: float) -> list[str]:
-    """Every method that is told a density, with the memory it needs."""
-    spelled = []
-    for name, method in METHODS.items():
-        if "density" in _options(name) and method.wants is Tensor:
-            reducer = parse(f"{name}(density={density})")
-            remembers = memory.entry_tensors(reducer.init(Layout(("weight",), (torch.Size([8]),))))
-            spelled.append(repr(reducer) if remembers else f"ErrorFeedback({reducer!r})")
-    return spelled
-
-
-def _options(method: str) -> list[str]:
-    return [f.name for f in fields(METHODS[method])] if method in METHODS else []  # type: ignore[arg-type]
-
-
-def exdyna_cells(base: Run, quick: bool) -> list[Cell]:
-    settings = []
-    for workers, density in itertools.product((2, 4) if quick else (2, 4, 8), (0.01,) if quick else (0.01, 0.001)):
-        for method in ["Dense()", *sparsifiers(density)]:
-            changes = {"method": method, "workers": workers, **_instead(reducer_in(method_of(method)))}
-            settings.append(({"method": method, "workers": workers}, changes))
-    unique = {repr(factors): (factors, changes) for factors, changes in settings}
-    return _cells(base, (1.0,), (0,), list(unique.values()))
 
 
 def exdyna_tell(found: list[Result]) -> list[str]:
@@ -191,16 +96,6 @@ def exdyna_draw(found: list[Result]) -> list[Drawing]:
 # ── variance: accuracy against compression, over alpha ─────────────────────────────────────────────────────────────
 
 
-def variance_cells(base: Run, quick: bool) -> list[Cell]:
-    methods = ["Dense()"] + [f"Variance(alpha={alpha})" for alpha in (1.0, 1.5, 2.0, 4.0)]
-    methods += ["Strom(0.01)", "QSGD(4)"] + ([] if quick else ["Strom(0.1)", "VarianceStrom(2.0, tau=0.01)", "QSGD(2)"])
-    settings = []
-    for optimizer, method in itertools.product(("adamw",) if quick else ("sgd", "adamw"), methods):
-        changes = {**_with(base, optimizer), "method": method}
-        settings.append(({"method": method, "optimizer": optimizer}, changes))
-    return _cells(base, (1.0,) if quick else (1.0, 0.3), (0,) if quick else (0, 1, 2), settings)
-
-
 def variance_tell(found: list[Result]) -> list[str]:
     said = []
     for optimizer in dict.fromkeys(r.factors["optimizer"] for r in found):
@@ -216,12 +111,6 @@ def variance_tell(found: list[Result]) -> list[str]:
 
 
 # ── rank: how many directions a layer's gradient has, as training goes ─────────────────────────────────────────────
-
-
-def rank_cells(base: Run, quick: bool) -> list[Cell]:
-    ranks = (8,) if quick else (4, 8, 16)
-    settings = [({"method": f"RankDAD({rank})"}, {"method": f"RankDAD({rank}, iterations=2)"}) for rank in ranks]
-    return _cells(base, (1.0,), (0,) if quick else (0, 1), [({"method": "Dense()"}, {"method": "Dense()"}), *settings])
 
 
 def rank_tell(found: list[Result]) -> list[str]:
@@ -245,71 +134,6 @@ def rank_draw(found: list[Result]) -> list[Drawing]:
 # ── frontier: quality against bytes, at every step and with local steps ────────────────────────────────────────────
 
 
-BEFORE_STEPS = {"sgd": ("DGC(0.01)",), "adamw": ("Adam(ErrorFeedback(ExDyna(0.01)))",)}  # what moves before sending
-
-
-def frontier_cells(base: Run, quick: bool) -> list[Cell]:
-    inner = ["Dense()", "ErrorFeedback(TopK(0.1))"]
-    if not quick:
-        inner += ["Cast(Dense())", "ErrorFeedback(TopK(0.01))", "RandomBlock(0.1)", "ErrorFeedback(SignSGD())"]
-        inner += [f"ErrorFeedback(ExDyna({density}))" for density in (0.1, 0.03, 0.01, 0.001)]
-        inner += ["ErrorFeedback(PowerSGD(4))", "ErrorFeedback(QSGD(4))"]
-    settings = []
-    for optimizer in (base.optimizer,) if quick else ("sgd", "adamw"):
-        spelled = list(inner)
-        spelled += [f"LocalSteps({method}, every={n})" for n in ((10,) if quick else (4, 10, 30)) for method in inner]
-        if not quick:
-            spelled += ["Variance(2.0)", "RankDAD(4)", *BEFORE_STEPS[optimizer]]
-            fed_back = (method for method in inner if method.startswith("ErrorFeedback"))
-            spelled += [f"LocalSteps({method}, every=1, ahead=True)" for method in fed_back]
-        for method in map(method_of, spelled):
-            changes = {**_with(base, optimizer), **_instead(reducer_in(method)), "method": repr(method)}
-            settings.append((_factors(method, optimizer), changes))
-    return _cells(base, (1.0,) if quick else (1.0, 0.3, 3.0), (0,) if quick else (0, 1), settings)
-
-
-def asked_cells(
-    base: Run,
-    methods: Sequence[str],
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    muon_rates: Sequence[float] = (1.0,),
-    optimizers: Sequence[str] = (),
-) -> list[Cell]:
-    """The methods that somebody wants to see on the front, local steps and all, under each of the optimizers."""
-    settings: list[tuple[dict, dict]] = []
-    for optimizer, method in itertools.product(optimizers or (base.optimizer,), dict.fromkeys(map(method_of, methods))):
-        changes = {**_with(base, optimizer), "method": repr(method), **_instead(reducer_in(method))}
-        settings.append((_factors(method, optimizer), changes))
-    return _cells(base, rates, seeds, settings, muon_rates)
-
-
-def _factors(method: Method, optimizer: str) -> dict:
-    if not isinstance(method, LocalSteps):
-        return {"method": repr(method), "every": 1, "optimizer": optimizer}
-    every = method.every if isinstance(method.every, int) else repr(method.every)
-    factors = {"method": repr(method.inner), "every": every, "optimizer": optimizer}
-    if method.ahead:
-        factors["ahead"] = "ahead"
-    if method.outer != Outer():
-        factors["outer"] = f"{method.outer.lr:g} {method.outer.momentum:g}"
-    return factors | {name: n for name in ("fragments", "delay") if (n := getattr(method, name)) != _plain(name)}
-
-
-def _plain(name: str) -> int:
-    return int(getattr(LocalSteps, name))  # a dataclass keeps its defaults on the class
-
-
-def _instead(reducer: Reducer | None) -> dict:
-    """What the optimizer leaves to a reducer that does it before the exchange."""
-    if reducer is None:
-        return {}
-    kinds = {type(part) for part in inner_reducers(reducer)}
-    if Adam in kinds:
-        return {"optimizer": "sgd", "momentum": 0.0}
-    return {"momentum": 0.0} if kinds & {Momentum, DGC} else {}
-
-
 def frontier_tell(found: list[Result]) -> list[str]:
     said = []
     for optimizer in dict.fromkeys(r.factors["optimizer"] for r in found):
@@ -330,9 +154,11 @@ def _ratio(dense: Result, other: Result) -> str:
 
 
 STUDIES = {
-    "sparse": Study("memory, grain, agreement and momentum of sparse methods", sparse_cells, sparse_tell),
-    "exdyna": Study("density, build-up, imbalance and traffic of sparsifiers", exdyna_cells, exdyna_tell, exdyna_draw),
-    "variance": Study("accuracy against compression over alpha, rivals beside it", variance_cells, variance_tell),
-    "rank": Study("effective rank of each layer's gradient over training", rank_cells, rank_tell, rank_draw),
-    "frontier": Study("quality against bytes, per step and with local steps", frontier_cells, frontier_tell),
+    "sparse": Study("memory, grain, agreement and momentum of sparse methods", grids.sparse_cells, sparse_tell),
+    "exdyna": Study(
+        "density, build-up, imbalance and traffic of sparsifiers", grids.exdyna_cells, exdyna_tell, exdyna_draw
+    ),
+    "variance": Study("accuracy against compression over alpha, rivals beside it", grids.variance_cells, variance_tell),
+    "rank": Study("effective rank of each layer's gradient over training", grids.rank_cells, rank_tell, rank_draw),
+    "frontier": Study("quality against bytes, per step and with local steps", grids.frontier_cells, frontier_tell),
 }

@@ -1,0 +1,1 @@
+"""What the documents show of the studies: tables, pictures, sentences and claims, made of docs/studies/*.json."""

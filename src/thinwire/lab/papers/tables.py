@@ -1,0 +1,92 @@
+"""Kept results as Markdown: the command, the settings in a sentence, a row for each setting."""
+
+from collections.abc import Sequence
+
+from thinwire.lab.pages.scales import in_bytes
+from thinwire.lab.studies.kept import File, Kept
+
+LONG = 14  # rows; a longer table is folded away
+
+
+def command(file: File) -> str:
+    return f"```\n{wrapped(file.command)}\n```"
+
+
+def wrapped(text: str, width: int = 118) -> str:
+    """A command in lines that can be pasted."""
+    lines, words = [""], text.split(" ")
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+            lines.append("   ")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return " \\\n".join(lines)
+
+
+def settings(file: File) -> str:
+    """What all rows have in common."""
+    told = file.settings
+    model = f" ({file.model})" if file.model else ""
+    parts = [f"`{file.task}`{model}"]
+    parts += [f"{told['workers']} workers"] if "workers" in told else []
+    parts += [f"{told['steps']} steps"] if "steps" in told else []
+    parts += [f"{told['batch']} samples a worker and step"] if "batch" in told else []
+    parts += [str(told["optimizer"])] if "optimizer" in told else []
+    seeds = max(len(cell.result.values) for cell in file.cells)
+    parts.append("one seed" if seeds == 1 else f"{seeds} seeds")
+    how = "Workers were threads (a rehearsal), so there are no times." if file.rehearsed else "Workers were processes."
+    versions = ", ".join(f"{name} {version}" for name, version in file.versions.items())
+    return f"{', '.join(parts)}. {how} Made with {versions}."
+
+
+def table(file: File) -> str:
+    names = factors(file.cells)
+    head = [*names, f"validation {file.metric}", "of each seed", "test", "learning rate", "at others", "bytes a step"]
+    head += ["of dense's"]
+    lines = [_row(head), _row(["---"] * len(head))]
+    lines += [_row([*(_factor(cell[name]) for name in names), *_told(cell, file)]) for cell in file.cells]
+    text = "\n".join(lines)
+    if len(file.cells) <= LONG:
+        return text
+    return f'<details markdown="1"><summary>All {len(file.cells)} settings</summary>\n\n{text}\n\n</details>'
+
+
+def factors(cells: Sequence[Kept]) -> list[str]:
+    """What tells the settings apart; a factor with one level alone does not, apart from the method."""
+    names = dict.fromkeys(name for cell in cells for name in cell.result.factors)
+    return [name for name in names if name == "method" or len({str(cell[name]) for cell in cells}) > 1]
+
+
+def _factor(level: object) -> str:
+    text = "" if level is None else str(level)
+    return f"`{text}`" if "(" in text else text
+
+
+def _told(cell: Kept, file: File) -> list[str]:
+    r = cell.result
+    others = ", ".join(f"{rate}: {quality(value, file.metric)}" for rate, value in r.unchosen.items())
+    seeds = ", ".join(quality(value, file.metric) for value in r.values)
+    full = dense_for(cell, file.cells)
+    share = "" if full is None or not r.wire else one_over(full.result.wire / r.wire)
+    return [quality(r.validation, file.metric), seeds, quality(r.test, file.metric), r.rate, others,
+            in_bytes(r.wire), share]  # fmt: skip
+
+
+def quality(value: float | None, metric: str) -> str:
+    if value is None:
+        return "diverged"
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3f}"
+
+
+def one_over(ratio: float) -> str:
+    return "1" if abs(ratio - 1) < 0.005 else f"1/{ratio:.3g}"
+
+
+def dense_for(cell: Kept, cells: Sequence[Kept]) -> Kept | None:
+    """The dense exchange at every step, with as many workers; under the same optimizer where there is one."""
+    dense = [one for one in cells if one.method in ("Dense()", "DDP") and one.workers == cell.workers]
+    same = [one for one in dense if one["optimizer"] == cell["optimizer"]]
+    return next(iter(same or dense), None)
+
+
+def _row(parts: Sequence[str]) -> str:
+    return f"| {' | '.join(part.replace('|', chr(92) + '|') for part in parts)} |"
