@@ -4,9 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 FRAMES := .venv-frameworks
 CORES  ?= 2
+OTHER  := .venv-torch-$(TORCH)
+# What a version of torch can break: the laws, the doors, checkpoints, captures, compile, and what the pages tell.
+PART   ?= tests/methods/test_laws.py tests/doors tests/comm tests/step tests/capture tests/wrappers tests/integrations tests/house
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks bench kills fuzz soak docs fmt lint types clean
+.PHONY: help demo test test-all test-frameworks test-torch bench kills fuzz soak docs fmt lint types clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +37,16 @@ $(FRAMES)/.ready: pyproject.toml constraints.txt constraints-frameworks.txt
 
 test-frameworks: $(FRAMES)/.ready  ## the adapters with the real Lightning, Accelerate and Trainer, in an environment of their own
 	$(FRAMES)/bin/python -m pytest tests/integrations
+
+$(OTHER)/.ready: pyproject.toml constraints.txt
+	@test -n "$(TORCH)" || { echo "Say which: make test-torch TORCH=2.6.0"; exit 2; }
+	$(PYTHON) -m venv $(OTHER)
+	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt torch==$(TORCH) -e ".[dev]"
+	touch $@
+
+test-torch: $(OTHER)/.ready  ## the tests that torch can break, with TORCH=2.6.0 or another, in an environment of its own (5 GB)
+	$(OTHER)/bin/python -m pytest -n $(CORES) --dist loadgroup $(PART)
 
 bench: $(VENV)/.ready  ## ratios against recorded ones, a quarter above is an error; the machine must be quiet
 	$(BIN)/python benchmarks/kernels.py --against benchmarks/recorded/kernels.json
@@ -70,4 +83,4 @@ types: $(VENV)/.ready  ## types
 	$(BIN)/mypy
 
 clean:  ## the environment and all caches
-	rm -rf $(VENV) $(FRAMES) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMES) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 from typer.main import get_command
 
+from processes import free_port
 from thinwire.cli.main import app
 from thinwire.lab.records.run import check, settings
 from thinwire.lab.records.spellings import method_of
@@ -148,9 +148,7 @@ def test_a_command_that_does_not_exist_is_noticed(words):
 
 @pytest.mark.parametrize("words", RUN, ids=[shlex.join(words) for words in RUN])
 def test_a_marked_command_runs(words):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     programs = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1"],
         "thinwire": [sys.executable, "-m", "thinwire"],
@@ -165,7 +163,7 @@ def test_a_marked_command_runs(words):
         assert float(done.stdout.split("accuracy ")[1].split("%")[0]) > 94, done.stdout
 
 
-@pytest.mark.parametrize("name", ["quickstart_sgd.py", "quickstart_adamw.py", "my_task.py"])
+@pytest.mark.parametrize("name", ["quickstart_sgd.py", "quickstart_adamw.py", "resume.py", "my_task.py"])
 def test_a_script_on_a_page_is_the_file(name):
     code = (ROOT / "examples" / name).read_text()
     shown = [b["text"] for page, b in MARKED if b["mark"] == f"file: examples/{name}"]

@@ -55,6 +55,15 @@ def test_trainer_resumes_to_the_same_bits_in_new_processes(trained, resumed, met
         assert after[method]["seen"] < STEPS == after[method]["step"]
 
 
+def test_trainer_goes_on_to_the_same_bits_after_a_worker_was_killed(trained, tmp_path):
+    with pytest.raises(AssertionError, match=r"rank 1: exit code -9"):
+        launch(2, "transformers_cases:killed", folder=str(tmp_path), timeout=900)
+    again = launch(2, "transformers_cases:after_the_kill", folder=str(tmp_path), timeout=900)
+    for before, after in zip(trained, again, strict=True):
+        assert torch.equal(before[LOSSY]["parameters"], after["parameters"])
+        assert before[LOSSY]["residual"] == after["residual"]
+
+
 def test_trainer_says_what_a_checkpoint_without_our_state_costs(resumed):
     for told in resumed:
         assert len(told["without"]) == 1 and "residual" in told["without"][0]

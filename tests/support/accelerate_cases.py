@@ -19,6 +19,7 @@ from framework_cases import (
     Meter,
     batch,
     by_hand,
+    die_on_rank_1,
     launched,
     loss_of,
     network,
@@ -51,7 +52,15 @@ def resumed(folder: str) -> dict[str, Any]:
     return found | {"without": words}
 
 
-def run(method: str, folder: Path, resume: bool) -> dict[str, Any]:
+def killed(folder: str) -> None:
+    run(LOSSY, Path(folder), resume=False, die_at=BATCHES + 1)
+
+
+def after_the_kill(folder: str) -> dict[str, Any]:
+    return run(LOSSY, Path(folder), resume=True)
+
+
+def run(method: str, folder: Path, resume: bool, die_at: int | None = None) -> dict[str, Any]:
     rank, world = launched()
     accelerator, net, meter = Accelerator(cpu=True), network(), Meter()
     if method != LOCAL:
@@ -62,6 +71,8 @@ def run(method: str, folder: Path, resume: bool) -> dict[str, Any]:
     if resume:
         accelerator.load_state(str(folder))
     for step in range(BATCHES if resume else 0, STEPS):
+        if step == die_at:
+            die_on_rank_1()
         optimizer.zero_grad()
         accelerator.backward(loss_of(model, *batch(step, rank, world)))
         optimizer.step()

@@ -23,6 +23,7 @@ from framework_cases import (
     Meter,
     batch,
     by_hand,
+    die_on_rank_1,
     examples,
     launched,
     loss_of,
@@ -47,19 +48,23 @@ class Module(LightningModule):
 
 
 class Metered(Callback):
-    def __init__(self) -> None:
-        self.meter = Meter()
+    def __init__(self, die_at: int | None) -> None:
+        self.meter, self.die_at = Meter(), die_at
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if isinstance(trainer.strategy, ThinwireStrategy):
             self.meter.read(trainer.strategy.handle)
+        if trainer.global_step == self.die_at:
+            die_on_rank_1()
 
 
-def fit(folder: str, strategy: Any, resume: Path | None = None, plugins: Any = None) -> tuple[dict[str, Any], Trainer]:
+def fit(
+    folder: str, strategy: Any, resume: Path | None = None, plugins: Any = None, die_at: int | None = None
+) -> tuple[dict[str, Any], Trainer]:
     rank, world = launched()
     module, name = Module(), f"{id(strategy)}"
     saver = ModelCheckpoint(Path(folder) / name, filename="{epoch}", every_n_epochs=1, save_top_k=-1)
-    metered = Metered()
+    metered = Metered(die_at)
     thin = isinstance(strategy, ThinwireStrategy)
     quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(
@@ -105,6 +110,15 @@ def resumed(folder: str, checkpoints: dict[str, str]) -> dict[str, Any]:
     with Heard() as words:
         fit(folder, ThinwireStrategy(LOSSY), without)
     return found | {"without": words}
+
+
+def killed(folder: str) -> None:
+    fit(folder, ThinwireStrategy(LOSSY), die_at=BATCHES + 1)
+
+
+def after_the_kill(folder: str) -> dict[str, Any]:
+    (kept,) = Path(folder).rglob("epoch=0.ckpt")  # of the epoch before the one in which the worker died
+    return fit(folder, ThinwireStrategy(LOSSY), kept)[0]
 
 
 def fabric(folder: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ workers need, and forks them when a test calls: a worker starts in milliseconds,
 
 import itertools
 import os
+import socket
 import tempfile
 import time
 from functools import cache
@@ -48,6 +49,12 @@ def launch(world: int, function: str, *, timeout: float = 180, **arguments: Any)
             printed = "\n".join((folder / f"{rank}.log").read_text() for rank in range(world))
             raise AssertionError(f"{function} on {world} workers {what}:\n{how}\n{printed}")
         return [torch.load(folder / f"{rank}.result", weights_only=False) for rank in range(world)]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _wait_for(workers: list[ForkServerProcess], timeout: float) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from framework_cases import BATCH, LOCAL, LOSSY, STEPS, Heard, Meter, examples, launched, network, told
+from framework_cases import BATCH, LOCAL, LOSSY, STEPS, Heard, Meter, die_on_rank_1, examples, launched, network, told
 from thinwire.integrations import DEFAULT
 from thinwire.integrations.accelerate import FOLDER
 from thinwire.integrations.transformers import Thinwire, attach
@@ -28,12 +28,14 @@ class Model(nn.Module):
 
 
 class Counter(TrainerCallback):
-    def __init__(self, thin: Thinwire, meter: Meter):
-        self.thin, self.meter, self.seen = thin, meter, 0
+    def __init__(self, thin: Thinwire, meter: Meter, die_at: int | None = None):
+        self.thin, self.meter, self.seen, self.die_at = thin, meter, 0, die_at
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.meter.read(self.thin.handle)
         self.seen += 1
+        if self.seen == self.die_at:
+            die_on_rank_1()
 
 
 def trained(folder: str) -> dict[str, Any]:
@@ -57,7 +59,17 @@ def resumed(folder: str) -> dict[str, Any]:
     return found | {"without": words}
 
 
-def run(method: str | None, folder: Path, resume: str | None = None) -> dict[str, Any]:
+def killed(folder: str) -> None:
+    run(LOSSY, Path(folder), die_at=SAVE_AT + 1)
+
+
+def after_the_kill(folder: str) -> dict[str, Any]:
+    return run(LOSSY, Path(folder), resume=True)  # the newest checkpoint that the Trainer finds itself
+
+
+def run(
+    method: str | None, folder: Path, resume: str | bool | None = None, die_at: int | None = None
+) -> dict[str, Any]:
     _, world = launched()
     x, y = examples(world)
     model, meter = Model(), Meter()
@@ -79,7 +91,7 @@ def run(method: str | None, folder: Path, resume: str | None = None) -> dict[str
         trainer.train()
         return told(model.net, None, world)
     callback = attach(trainer, method)
-    counter = Counter(callback, meter)
+    counter = Counter(callback, meter, die_at)
     trainer.add_callback(counter)
     trainer.train(resume_from_checkpoint=resume)
     return told(model.net, callback.handle, world, meter) | {"seen": counter.seen}
