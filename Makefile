@@ -22,9 +22,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready  ## train the digits with several methods over emulated links, and write a report
 	$(BIN)/thinwire compare --task digits --workers 2 --link 25mbit --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: lint types  ## what must pass before a change lands: format, lint, types, tests (CORES=2 at once)
-	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup -m "not alone"
-	$(BIN)/python -m pytest -m alone
+test: lint  ## what must pass before a change lands: format, lint, types, tests (CORES=2 at once)
+	@# types are checked beside the tests, in what these leave free; either failing is a failure
+	$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup -m "not alone"; tests=$$?; \
+	wait $$types && exit $$tests
+	$(BIN)/python -m pytest -m alone tests/lab
 
 test-all: lint types  ## every method with every capture in real processes: for changes of the core, by hand
 	$(BIN)/python -m pytest --all --timeout 1200

@@ -33,6 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == LAB:
             item.add_marker(pytest.mark.xdist_group("lab"))
+        elif item.get_closest_marker("alone"):
+            raise pytest.UsageError(
+                f"{item.nodeid} is to run alone: `make test` looks for such tests in tests/lab only"
+            )
 
 
 @pytest.fixture(scope="session", autouse=True)

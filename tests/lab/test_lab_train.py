@@ -303,7 +303,9 @@ def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists() and done.stdout.count("Report:") == 1
 
 
-def test_a_method_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+def test_a_method_that_fails_does_not_take_the_others_with_it(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lonely.py").write_text(
         "import torch, torch.distributed as dist\n"
         "from thinwire.lab.tasks.base import Arrays, Task\n"
@@ -319,15 +321,9 @@ def test_a_method_that_fails_does_not_take_the_others_with_it(tmp_path: Path) ->
         "    return Task('own', lambda: torch.nn.Linear(3, 2), Arrays.split(x, (x.sum(1) > 0).long()), loss)\n"
     )
     words = ["compare", "--task", "lonely:make_task", "--method", "DDP", "--method", "Dense()", "--steps", "3"]
-    done = subprocess.run(
-        [*THINWIRE, *words, "--batch", "8", "--out", str(tmp_path / "runs")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run(*words, "--batch", "8", "--out", str(tmp_path / "runs"))
     summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
     assert [m["method"] for m in summary["methods"]] == ["DDP"]
     (said,) = summary["failed"].values()

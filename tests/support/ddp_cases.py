@@ -3,6 +3,7 @@
 import traceback
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,13 @@ def laws(spelling: str, steps: int = 6, **options: Any) -> dict[str, Any]:
 
 def reduced(spelling: str, steps: int = 4) -> list[Tensor]:
     """What the method alone makes of vectors that only the rank and the step decide."""
-    comm, method = TorchComm(dist.new_group()), thinwire.parse(spelling)
-    return reductions(method, comm, steps)
+    return reductions(thinwire.parse(spelling), TorchComm(group_of_all()), steps)
+
+
+@cache
+def group_of_all() -> dist.ProcessGroup:
+    """One for all cases that need one: to connect everybody with everybody takes longer than a case."""
+    return dist.new_group()
 
 
 def reductions(method: thinwire.Reducer[Any, Any], comm: Comm, steps: int = 4) -> list[Tensor]:

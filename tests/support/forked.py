@@ -1,16 +1,19 @@
-"""The lab's workers, forked by the server of `processes` in place of interpreters that import torch for seconds each.
+"""Programs, forked by the server of `processes` in place of interpreters that import torch for seconds each.
 
-`Popen` is what `subprocess.Popen` is to the launcher; a worker finds the environment, the files, the socket and the
-network namespace that it would have found. The fixture `forked` puts it in place.
+`Popen` is what `subprocess.Popen` is to the lab's launcher; a worker finds the environment, the files, the socket and
+the network namespace that it would have found. The fixture `forked` puts it in place. What a program prints and what it
+complains of are one text.
 """
 
 import ctypes
 import importlib
 import os
+import runpy
 import socket
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -58,8 +61,8 @@ class Popen:
             raise TimeoutExpired("a forked worker", timeout or 0.0)
         return self.process.exitcode
 
-    def communicate(self) -> tuple[None, str]:
-        self.wait()
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        self.wait(timeout)
         return None, self.said.read() if self.said else ""
 
 
@@ -85,8 +88,13 @@ def main(
     if command[:3] == ["ip", "netns", "exec"]:
         enter(command[3])
         command = command[4:]
-    sys.argv = command[2:]
-    importlib.import_module(command[2]).main()
+    if command[1] == "-m":
+        sys.argv = command[2:]
+        importlib.import_module(command[2]).main()
+    else:
+        sys.argv = command[1:]
+        sys.path.insert(0, str(Path(command[1]).parent))
+        runpy.run_path(command[1], run_name="__main__")
 
 
 def enter(namespace: str) -> None:
