@@ -1,7 +1,12 @@
 """Recipes by name: a method, when it exchanges, and the optimizer's settings that it was measured with.
 
-A recipe stands here only with the command that measured it, so that whoever doubts it can measure again. The command
-line takes a recipe's name wherever it takes a method.
+A recipe stands here only with the command that measured it, so that whoever doubts it can measure again. To add one,
+add an entry to RECIPES. Then it can be imported, the command line takes its name wherever it takes a method, and
+`python docs/make_studies.py` puts it into the table of docs/recipes.md:
+
+    from thinwire.recipes import GPT_100            # the entry "gpt-100"
+    handle = thinwire.local(model, optimizer, GPT_100.method())
+    thinwire compare --method gpt-100
 """
 
 import difflib
@@ -10,6 +15,7 @@ from dataclasses import dataclass, field
 
 from thinwire.spelling import Recipe as Method
 from thinwire.spelling import recipe_of
+from thinwire.wrappers.local_steps import LocalSteps
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,12 @@ class Recipe:
     measured: str  # the command that measured it
     told: str  # what that command said: quality and bytes beside those of dense
     settings: Mapping[str, float] = field(default_factory=dict)  # of the optimizer: lr, muon_lr, beta2, clip, ...
+    advice: str = ""  # how to set the optimizer for another model, in one line
+
+    @property
+    def local(self) -> bool:
+        """Whether it goes to `thinwire.local`, with the optimizer; else to `thinwire.wrap`."""
+        return isinstance(self.method(), LocalSteps)
 
     def method(self) -> Method:
         return recipe_of(self.spelling)
@@ -31,9 +43,29 @@ RECIPES: dict[str, Recipe] = {}  # name: recipe; names are words with dashes, wh
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe called `name`."""
-    if name in RECIPES:
-        return RECIPES[name]
+    """The recipe called `name`: gpt-100, or GPT_100 as it is imported."""
+    if (known := find(name)) is not None:
+        return known
     near = difflib.get_close_matches(name, RECIPES, n=1)
-    known = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(RECIPES)) or 'none yet'}"
-    raise KeyError(f"there is no recipe {name}: {known}")
+    there = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(RECIPES)) or 'none yet'}"
+    raise KeyError(f"there is no recipe {name}: {there}")
+
+
+def find(name: str) -> Recipe | None:
+    return RECIPES.get(name.lower().replace("_", "-"))
+
+
+def __getattr__(name: str) -> Recipe:
+    found = find(name) if name.isupper() else None
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: recipes are {', '.join(constants())}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *constants()]
+
+
+def constants() -> list[str]:
+    """The names by which recipes are imported."""
+    return [name.upper().replace("-", "_") for name in RECIPES]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thinwire.lab import LabError
-from thinwire.lab.papers import claims_page, tables
+from thinwire.lab.papers import claims_page, recipe_table, tables
 from thinwire.lab.papers.pictures import Picture, picture
 from thinwire.lab.records.files import write_text
 from thinwire.lab.studies.kept import File, read_all
@@ -51,6 +51,8 @@ def made(docs: Path) -> dict[Path, str]:
 
 def block(name: str, parts: Sequence[str], files: Mapping[str, File]) -> str:
     """What stands in a page, a blank line around each part, as the site wants it."""
+    if name == "recipes":
+        return recipe_table.table()
     if name == "claims":
         return "".join({"count": claims_page.counted, "rows": claims_page.tables}[part](files) for part in parts)
     here = named(name, files)

@@ -13,7 +13,7 @@ from thinwire import spelling
 from thinwire.core.reducer import Reducer
 from thinwire.core.spelled import Spelled
 from thinwire.lab import LabError
-from thinwire.recipes import RECIPES
+from thinwire.recipes import find
 from thinwire.wrappers.local_steps import LocalSteps
 
 Hook = Literal["plain", "fp16", "bf16", "powersgd", "none"]
@@ -80,7 +80,7 @@ def _modern(text: str) -> str:
     """The spelling of today for one of version 0.1."""
     reducer, timed, when = text.strip().rpartition(" every ")
     if not timed:
-        known = RECIPES.get(text.strip())
+        known = find(text.strip())
         return known.spelling if known else _OLD.get(text.strip(), text)
     match when.split():
         case [every]:
