@@ -9,6 +9,8 @@ from lab_runs import write_run
 from thinwire.cli.study import typed
 from thinwire.lab import LabError
 from thinwire.lab.papers import documents
+from thinwire.lab.papers.claims import Row
+from thinwire.lab.papers.claims_page import rows
 from thinwire.lab.papers.pictures import PICTURES
 from thinwire.lab.records.record import Run
 from thinwire.lab.studies import kept
@@ -133,3 +135,30 @@ def test_several_files_of_one_name_are_one_picture(tmp_path: Path) -> None:
     files = kept.read_all(tmp_path / "studies")
     assert len(documents.named("frontier-digits", files)) == 2 and not documents.named("frontier-dig", files)
     assert documents.block("frontier-digits", ["command"], files).count("thinwire study frontier") == 2
+
+
+def test_a_claim_about_quality_needs_learning_rates_to_choose_from(tmp_path: Path) -> None:
+    """And a method that is worse than dense is said to be."""
+    told = a_study("rank", tmp_path / "runs", LEVELS["rank"])
+    path = kept.write(told, tmp_path / "rank-digits.json")
+    verdicts = {row.claim: row.verdict for row in _rows(path) if row.setting.startswith("digits")}
+    iterations = "Structured power iterations compress further without significant loss."
+    assert verdicts[iterations] == "holds" and verdicts["They show the dynamics of training."] == "does not hold here"
+    told["cells"][1]["validation"] = told["cells"][0]["validation"] - 0.05
+    assert {r.claim: r.verdict for r in _rows(kept.write(told, path)) if r.measured != "-"}[
+        iterations
+    ] == "does not hold here"
+    for cell in told["cells"]:
+        cell["others"] = {}
+    alone = {r.claim: r.verdict for r in _rows(kept.write(told, path)) if r.measured != "-"}
+    assert alone[iterations] == "not measured yet: at one learning rate alone"
+
+
+def _rows(path: Path) -> list[Row]:
+    return list(rows({"rank-digits": kept.read(path)})["Distributed auto-differentiation"])
+
+
+def test_claims_without_a_study_are_not_measured_yet() -> None:
+    told = [row for some in rows({}).values() for row in some if row.measured == "-"]
+    assert len(told) >= 10 and {row.verdict for row in told} == {"not measured yet"}
+    assert all("--page`" in row.command for row in told)

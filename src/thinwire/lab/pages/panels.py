@@ -7,6 +7,7 @@ from thinwire.lab.pages.pieces import LETTER, Box, Drawing, Series
 from thinwire.lab.pages.scales import Axis
 
 GAP, HEAD = 18.0, 24.0  # between charts, and above each for its title
+ROW, BOLD = 17.0, 1.12  # of a legend; its letters are wider than others
 Level = tuple[float, str]  # a value of y, and what it is called
 
 
@@ -24,7 +25,7 @@ def scatter(
 ) -> Drawing:
     """Points by kind. `levels` are lines across, `joined` draws a line through each kind's points."""
     rows = _legend_rows(series, width) if legend else []
-    top = 30 + 16 * len(rows)
+    top = 30.0 + ROW * len(rows)
     box = Box(52, top, width - 14, height - 38)
     also = Series("", [], [value for value, _ in levels])
     sx, sy = p.scales(series, x, y, box, None)
@@ -32,7 +33,7 @@ def scatter(
         known = [py for one in series for _, py in one.points()]
         sy = sy.over([*known, *(value for value in also.y)], y, box.bottom, box.top)
     body = p.frame(box, sx, sy, x, y)
-    body += "".join(p.level_line(value, said, box, sy, place) for place, (value, said) in enumerate(levels))
+    body += "".join(p.level_line(value, box, sy, place) for place, (value, _) in enumerate(levels))
     if joined:
         body += p.curves([_bare(one) for one in series], box, sx, sy)
     named: list[tuple[float, float, Series]] = []
@@ -43,10 +44,11 @@ def scatter(
         body += p.group(one, "".join(p.mark(one.slot, *at, tip, 4.0) for at, tip in zip(places, known_tips)))
         named += [(*places[0], one)] if places and not legend else []
     body += p.beside(named, box)
+    body += "".join(p.level_name(value, said, box, sy, place) for place, (value, said) in enumerate(levels))
     for row, entries in enumerate(rows):
         for at, one in entries:
-            key = p.mark(one.slot, at + 5, top - 26 - 16 * (len(rows) - 1 - row), "", 4.0)
-            body += p.group(one, key + p.text(at + 14, top - 22 - 16 * (len(rows) - 1 - row), p.label(one), "name"))
+            key = p.mark(one.slot, at + 5, 8 + ROW * row, "", 4.0)
+            body += p.group(one, key + p.text(at + 14, 12 + ROW * row, p.label(one), "name"))
     return Drawing(title, width, height, body, tuple(series))
 
 
@@ -55,7 +57,7 @@ def _legend_rows(series: Sequence[Series], width: float) -> list[list[tuple[floa
     rows: list[list[tuple[float, Series]]] = [[]]
     at = 4.0
     for one in series:
-        wide = 26 + LETTER * len(p.label(one))
+        wide = 30 + BOLD * LETTER * len(p.label(one))
         if rows[-1] and at + wide > width:
             rows.append([])
             at = 4.0

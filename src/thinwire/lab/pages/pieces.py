@@ -124,16 +124,18 @@ def goal(told: tuple[float, str] | None, box: Box, sy: Scale) -> str:
     return line + text(box.left + 4, at - 5, told[1], "tick over")
 
 
-def level_line(value: float, said: str, box: Box, sy: Scale, place: int = 0) -> str:
-    """A line across for something that is compared to; neighbours have their names at different places."""
-    if not sy.holds(value):
-        return ""
-    at, kind = sy(value), ("", "6 3", "2 3", "9 3 2 3")[place % 4]
+def level_line(value: float, box: Box, sy: Scale, place: int = 0) -> str:
+    """A line across for something that others are compared to."""
+    kind = ("", "6 3", "2 3", "9 3 2 3")[place % 4]
     dash = f' stroke-dasharray="{kind}"' if kind else ""
-    wide = box.right - box.left
-    anchor, x = (("end", box.right - 4), ("start", box.left + 4), ("middle", box.left + wide / 2))[place % 3]
-    line = f'<path class="level"{dash} d="M{box.left:.1f} {at:.1f}H{box.right:.1f}"/>'
-    return line + text(x, at - 4, said, "tick over", anchor)
+    return f'<path class="level"{dash} d="M{box.left:.1f} {sy(value):.1f}H{box.right:.1f}"/>' if sy.holds(value) else ""
+
+
+def level_name(value: float, said: str, box: Box, sy: Scale, place: int = 0) -> str:
+    """What the line is called; names of neighbours stand at different places, and above all that is drawn."""
+    middle = (box.left + box.right) / 2
+    anchor, x = (("end", box.right - 4), ("start", box.left + 4), ("middle", middle))[place % 3]
+    return text(x, sy(value) - 4, said, "tick over", anchor) if sy.holds(value) else ""
 
 
 def curves(series: Sequence[Series], box: Box, sx: Scale, sy: Scale) -> str:

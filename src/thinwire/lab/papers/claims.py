@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from thinwire.lab.papers.picture import best_of
 from thinwire.lab.papers.ranks import by_layer
 from thinwire.lab.papers.sparsifiers import over_asked
-from thinwire.lab.papers.tables import dense_for, one_over, quality
+from thinwire.lab.papers.tables import chosen_rates, dense_for, one_over, quality
 from thinwire.lab.studies.kept import File, Kept
 from thinwire.lab.studies.study import effect, points
 
@@ -37,16 +37,21 @@ class Claim:
     study: str
     tasks: tuple[str, ...]
     measure: Measure
+    quality: bool = True  # then it needs learning rates to choose from, since a setting may want another one
 
     def rows(self, files: Mapping[str, File]) -> list[Row]:
-        found = []
+        found, missing = [], []
         for task in self.tasks:
             here = [f for f in files.values() if f.study == self.study and f.task == task]
             told = [(file, seen) for file in here if (seen := self.measure(file))]
-            found += [Row(self.said, setting(file), f"`{file.command}`", *seen) for file, seen in told]
-            if not told:
-                command = f"`thinwire study {self.study} --task {task} --page`"
-                found.append(Row(self.said, task, command, "-", OPEN))
+            for file, (measured, verdict) in told:
+                if self.quality and not chosen_rates(file):
+                    verdict = f"{OPEN}: at one learning rate alone"
+                found.append(Row(self.said, setting(file), f"`{file.command}`", measured, verdict))
+            missing += [] if told else [task]
+        if missing:
+            command = f"`thinwire study {self.study} --task {missing[0]} --page`"
+            found.append(Row(self.said, ", ".join(missing), command, "-", OPEN))
         return found
 
 
@@ -83,10 +88,10 @@ def three_parameters(file: File) -> tuple[str, str] | None:
         seen = effect(file.results, factor, one, other)
         if seen and seen[2] == seen[2]:
             moved[factor] = seen[2]
-    dense = _dense(file)
-    if len(moved) < 3 or dense is None or dense.result.validation is None:
+    if len(moved) < 3:
         return None
-    least = NEAR[file.metric] * (1.0 if file.metric == "accuracy" else dense.result.validation)
+    best = best_of(file.cells)
+    least = NEAR[file.metric] * (1.0 if file.metric == "accuracy" or best is None else abs(best.result.gain))
     large = [factor for factor, gap in moved.items() if abs(gap) > least]
     told = "; ".join(f"{factor} {points(gap, file.metric)} on average" for factor, gap in moved.items())
     return told, HOLDS if len(large) == 3 else FAILS if not large else f"{PARTLY}: {', '.join(large)}"

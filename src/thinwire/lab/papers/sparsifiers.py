@@ -2,16 +2,18 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from thinwire.lab.pages import svg
 from thinwire.lab.pages.panels import together
 from thinwire.lab.pages.pieces import Drawing
 from thinwire.lab.pages.scales import Axis, percent
-from thinwire.lab.pages.styles import styles
+from thinwire.lab.pages.styles import Style, styles
 from thinwire.lab.papers.picture import Picture, quality_axis, workers_axis
 from thinwire.lab.papers.tables import dense_for
 from thinwire.lab.studies.kept import File, Kept
+
+Value = Callable[[Kept], float | None]
 
 
 def draw(files: Sequence[File]) -> Picture:
@@ -21,32 +23,37 @@ def draw(files: Sequence[File]) -> Picture:
     x = workers_axis(files)
     densities = sorted({float(cell["density"]) for cell in sparse}, reverse=True)
     charts, says = [], []
+    dense, metric = [cell for cell in cells if cell["method"] == "Dense()"], files[0].metric
     for density in densities:
         here = [cell for cell in sparse if cell["density"] == density]
-        of = f" at {density:g}" if len(densities) > 1 else ""
-
-        def lines(title: str, value: Callable[[Kept], float | None], y: Axis, also: Sequence[Kept] = ()) -> Drawing:
-            series = []
-            for method in dict.fromkeys(str(cell["method"]) for cell in [*also, *here]):  # noqa: B023  used at once
-                at = _by_workers([c for c in [*also, *here] if c["method"] == method], value)  # noqa: B023
-                if at:
-                    series.append(style[method].series(method, list(at), list(at.values())))
-            return svg.lines(title + of, series, x, y, width=460, height=300)  # noqa: B023
-
-        dense = [cell for cell in cells if cell["method"] == "Dense()"]
-        charts += [
-            lines("entries sent by all together over those asked for", over_asked, Axis(log=True)),
-            lines("bytes of the busiest worker over the mean", lambda c: c.means.get("busiest"), Axis()),
-            lines("share of dense's bytes", lambda c: _share(c, cells), Axis(log=True, spell=percent)),
-            lines(f"validation {files[0].metric}", lambda c: c.result.validation,
-                  quality_axis(files[0].metric, [*here, *dense]), dense),
-        ]  # fmt: skip
+        of = f", density {density:g}" if len(densities) > 1 else ""
+        for title, value, y in (
+            ("entries sent by all together over those asked for", over_asked, Axis(log=True)),
+            ("bytes of the busiest worker over the mean", lambda c: c.means.get("busiest"), Axis()),
+            ("share of dense's bytes", lambda c: _share(c, cells), Axis(log=True, spell=percent)),
+        ):
+            charts.append(_lines(title + of, here, value, x, y, style))
+        momenta = list(dict.fromkeys(cell["momentum"] for cell in here))
+        for momentum in momenta:  # masked for all, or for none: the two are not mixed
+            some = [*dense, *(cell for cell in here if cell["momentum"] == momentum)]
+            title = f"validation {metric}{of}" + (f", momentum {momentum}" if len(momenta) > 1 else "")
+            charts.append(_lines(title, some, lambda c: c.result.validation, x, quality_axis(metric, some), style))
         says += _says(here, cells, density)
     title = f"density, balance, traffic and {files[0].metric} of sparsifiers against workers, {files[0].task}"
     return Picture(together(title, charts), says)
 
 
-def _by_workers(cells: Sequence[Kept], value: Callable[[Kept], float | None]) -> dict[float, float]:
+def _lines(title: str, cells: Sequence[Kept], value: Value, x: Axis, y: Axis, style: Mapping[str, Style]) -> Drawing:
+    """A line for each method, against the number of workers."""
+    series = []
+    for method in dict.fromkeys(str(cell["method"]) for cell in cells):
+        at = _by_workers([cell for cell in cells if cell["method"] == method], value)
+        if at:
+            series.append(style[method].series(method, list(at), list(at.values())))
+    return svg.lines(title, series, x, y, width=460, height=300)
+
+
+def _by_workers(cells: Sequence[Kept], value: Value) -> dict[float, float]:
     """The mean over the ways momentum is handled, for each number of workers."""
     found: dict[float, list[float]] = {}
     for cell in sorted(cells, key=lambda cell: cell.workers):

@@ -1,5 +1,6 @@
 """Kept results as Markdown: the command, the settings in a sentence, a row for each setting."""
 
+import re
 from collections.abc import Sequence
 
 from thinwire.lab.pages.scales import in_bytes
@@ -14,11 +15,11 @@ def command(file: File) -> str:
 
 def wrapped(text: str, width: int = 118) -> str:
     """A command in lines that can be pasted."""
-    lines, words = [""], text.split(" ")
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+    lines = [""]
+    for part in re.split(r" (?=--)", text):  # an option stays with what it is given
+        if lines[-1] and len(lines[-1]) + len(part) + 3 > width:
             lines.append("   ")
-        lines[-1] += (" " if lines[-1] else "") + word
+        lines[-1] += (" " if lines[-1] else "") + part
     return " \\\n".join(lines)
 
 
@@ -35,7 +36,14 @@ def settings(file: File) -> str:
     parts.append("one seed" if seeds == 1 else f"{seeds} seeds")
     how = "Workers were threads (a rehearsal), so there are no times." if file.rehearsed else "Workers were processes."
     versions = ", ".join(f"{name} {version}" for name, version in file.versions.items())
+    if not chosen_rates(file):
+        how += " One learning rate was tried, so a difference may be the rate's."
     return f"{', '.join(parts)}. {how} Made with {versions}."
+
+
+def chosen_rates(file: File) -> bool:
+    """Whether learning rates were chosen among; without, a setting may be worse only because of its rate."""
+    return any(cell.result.unchosen for cell in file.cells)
 
 
 def table(file: File) -> str:
@@ -78,7 +86,7 @@ def quality(value: float | None, metric: str) -> str:
 
 
 def one_over(ratio: float) -> str:
-    return "1" if abs(ratio - 1) < 0.005 else f"1/{ratio:.3g}"
+    return "1" if abs(ratio - 1) < 0.005 else f"1/{float(f'{ratio:.3g}'):g}"
 
 
 def dense_for(cell: Kept, cells: Sequence[Kept]) -> Kept | None:

@@ -139,7 +139,7 @@ def exdyna_cells(base: Run, quick: bool) -> list[Cell]:
                 factors = {"method": method, **dense, "density": density, "momentum": momentum}
                 changes = {"method": spelled, **dense, **_instead(reducer_in(method_of(spelled)))}
                 settings.append((factors, changes))
-    return _cells(base, (1.0,), (0,) if quick else SEEDS, settings)
+    return _cells(base, (1.0,) if quick else (1.0, 0.3), (0,) if quick else SEEDS, settings)
 
 
 def masked(method: str) -> str:
@@ -169,7 +169,12 @@ def variance_cells(base: Run, quick: bool) -> list[Cell]:
 def rank_cells(base: Run, quick: bool) -> list[Cell]:
     ranks = (8,) if quick else (4, 8, 16)
     settings = [({"method": f"RankDAD({rank})"}, {"method": f"RankDAD({rank}, iterations=2)"}) for rank in ranks]
-    return _cells(base, (1.0,), (0,) if quick else SEEDS, [({"method": "Dense()"}, {"method": "Dense()"}), *settings])
+    return _cells(
+        base,
+        (1.0,) if quick else (1.0, 0.3),
+        (0,) if quick else SEEDS,
+        [({"method": "Dense()"}, {"method": "Dense()"}), *settings],
+    )
 
 
 # ── frontier
