@@ -65,3 +65,10 @@ def test_the_optimizer_and_its_rates_are_an_axis(tmp_path):
     adamw, muon = results(cells, tmp_path, {})
     assert adamw.rate == "0.002" and len(adamw.unchosen) == 1
     assert len(muon.rate.split()) == 2 and len(muon.unchosen) == 3
+
+
+def test_methods_that_no_factor_tells_apart_are_settings_of_their_own():
+    methods = [f"LocalSteps(Dense(), every=8, outer=Outer(keep_length={share}))" for share in (0.5, 1.0)]
+    cells = asked_cells(Run(steps=20), [*methods, "Dense()"], [1], [0])
+    assert len({cell.name for cell in cells}) == 3
+    assert ["spelled" in cell.factors for cell in cells] == [True, True, False]  # others keep the names they had

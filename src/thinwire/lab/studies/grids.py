@@ -216,6 +216,10 @@ def asked_cells(
     for optimizer, method in itertools.product(optimizers or (base.optimizer,), dict.fromkeys(map(method_of, methods))):
         changes = {**_with(base, optimizer), "method": repr(method), **_instead(reducer_in(method))}
         settings.append((_factors(method, optimizer), changes))
+    told = [repr(factors) for factors, _ in settings]
+    for (factors, changes), one in zip(settings, told):
+        if told.count(one) > 1:  # methods that differ in what no factor tells, as an outer step's keep_length
+            factors["spelled"] = changes["method"]
     return _cells(base, rates, seeds, settings, muon_rates)
 
 
