@@ -8,9 +8,11 @@ import pytest
 
 from lab_runs import write_run
 from thinwire.cli import main as cli
+from thinwire.lab.papers.ranks import by_layer
 from thinwire.lab.records.record import Run, rank_file
 from thinwire.lab.records.spellings import canonical
 from thinwire.lab.studies.grids import sparsifiers
+from thinwire.lab.studies.kept import read
 from thinwire.lab.studies.studies import STUDIES, exdyna_tell, frontier_tell, sparse_tell, traffic_growth
 from thinwire.lab.studies.study import Cell, Result, effect, pareto, results, run_study
 
@@ -145,6 +147,7 @@ def test_a_study_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["thinwire", "study", "rank", "--quick", "--steps", "8", "--out", str(tmp_path)]
+    words += ["--page", "--page-in", str(tmp_path / "kept")]
     monkeypatch.setattr(sys, "argv", words)
     for _ in range(2):  # the second time everything is there already
         with pytest.raises(SystemExit) as left:
@@ -156,3 +159,7 @@ def test_a_study_from_the_command_line(
     assert [one["factors"]["method"] for one in kept["results"]] == ["Dense()", "RankDAD(8)"]
     assert not kept["failed"] and 10_000 < (tmp_path / "report.html").stat().st_size < 500_000
     assert "entropy rank by layer, RankDAD(8)" in (tmp_path / "report.html").read_text()
+    page = read(tmp_path / "kept" / "rank-digits.json")
+    assert page.command == "thinwire study rank --quick --steps 8" and not page.rehearsed
+    layers = by_layer(page.cells[-1], "entropy_rank")
+    assert len(layers) == 3 and by_layer(page.cells[-1], "spectrum_1").keys() == layers.keys()
