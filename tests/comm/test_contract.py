@@ -68,7 +68,7 @@ def test_every_collective_has_a_row_and_a_worker_alone_sends_nothing() -> None:
     for op, ways in TABLE.items():
         for way in ways.values():
             assert way.wire(1) == way.messages(1) == way.trips(1) == 0, op
-            assert way.wire(8) > 0 and way.trips(8) >= 1, op
+            assert way.wire(8) > 0 and way.trips(8) >= (op != "riding"), op
 
 
 def test_a_float16_wire_saturates_and_its_mean_stays_finite() -> None:

@@ -25,11 +25,12 @@ class Direct:
 
     def swap(self, sent: list[Tensor], received: list[Tensor]) -> None:
         """Send sent[i] to worker i and fill received[i] with what it sent here: flat, contiguous, of one length."""
-        _finish(self._begin(sent, received))
+        _finish(self._begin(sent, received, sent[0].numel() * sent[0].element_size()))
 
-    def _begin(self, sent: list[Tensor], received: list[Tensor]) -> list[dist.Work | None]:
+    def _begin(self, sent: list[Tensor], received: list[Tensor], length: int) -> list[dist.Work | None]:
+        """`length`: what all workers take for that of the exchange."""
         received[self.rank].copy_(sent[self.rank])
-        tag = self._tag(sent[0].numel() * sent[0].element_size())
+        tag = self._tag(length)
         works: list[dist.Work | None] = []
         # Receives first: whoever sends may begin as soon as it is told that somebody is ready.
         for distance in range(1, self.world):
@@ -56,7 +57,9 @@ class Direct:
         While the second phase of one piece waits for its trip, the others fill the link.
         """
         arriving = [torch.empty_like(piece) for piece in pieces]
-        first = [self._begin(list(piece), list(rows)) for piece, rows in zip(pieces, arriving, strict=True)]
+        first = [
+            self._begin(list(piece), list(rows), piece.shape[1]) for piece, rows in zip(pieces, arriving, strict=True)
+        ]
         second: list[list[dist.Work | None]] = []
         out: list[Tensor] = []
         try:
@@ -64,7 +67,7 @@ class Direct:
                 _finish(first.pop(0))
                 mine = reduce(arriving[len(out)])
                 out.append(mine.new_empty(self.world, mine.numel()))
-                second.append(self._begin([mine] * self.world, list(out[-1])))
+                second.append(self._begin([mine] * self.world, list(out[-1]), mine.numel()))
         finally:  # also when `reduce` raises, as it then does on all workers: nobody is left waiting
             for works in first + second:
                 _finish(works)
@@ -76,6 +79,15 @@ class Direct:
             return _finish([dist.irecv(raw, group=self.group, group_src=source, tag=tag)])
         others = [rank for rank in range(self.world) if rank != source]
         _finish([dist.isend(raw, group=self.group, group_dst=rank, tag=tag) for rank in others])
+
+    def broadcast_with(self, head: Tensor, raw: Tensor, source: int) -> Tensor:
+        """Everybody's head, [world, n]; the message of `source` has the bytes `raw` behind it."""
+        longest = head.numel() + raw.numel()
+        mine = torch.cat([head, raw]) if self.rank == source else head
+        rows = [head.new_empty(longest if rank == source else head.numel()) for rank in range(self.world)]
+        _finish(self._begin([mine] * self.world, rows, longest))
+        raw.copy_(rows[source][head.numel() :])
+        return torch.stack([row[: head.numel()] for row in rows])
 
 
 def _finish(works: list[dist.Work | None]) -> None:

@@ -30,7 +30,7 @@ class Dry:
     def way(self, op: str, size: int) -> str | None:
         return self.link.way(op, size, self.world, self.far) if self.link else None
 
-    def took(self, op: str, size: int, seconds: float) -> None:
+    def took(self, op: str, size: int, riding: int, seconds: float) -> None:
         return None
 
     def all_mean(self, x: Tensor) -> None:
@@ -44,6 +44,9 @@ class Dry:
 
     def broadcast(self, raw: Tensor, source: int) -> None:
         return None
+
+    def broadcast_with(self, head: Tensor, raw: Tensor, source: int) -> Tensor:
+        return self.all_gather(head)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         return parts[self.rank].expand(self.world, -1).clone()

@@ -29,15 +29,15 @@ class Ledger:
         cost = algorithm(op, way)
         self.payload += size
         self.wire += cost.wire(self.world) * size
-        self.collectives += 1
+        self.collectives += op != "riding"  # which is part of one
         self.messages += int(cost.messages(self.world))
         self.trips += int(cost.trips(self.world))
         self.entries.append((op, size))
 
     def __add__(self, other: "Ledger") -> "Ledger":
-        """What was sent by two exchanges of one worker."""
+        """What was sent by two exchanges of one worker that are under way at the same time, and so are their trips."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "world"}
-        return Ledger(self.world, **sums)
+        return Ledger(self.world, **sums | {"trips": max(self.trips, other.trips)})
 
     def clear(self) -> None:
         """Forget the list of entries, which would grow for ever; the totals stay."""

@@ -38,6 +38,10 @@ class Link:
         """How long so many bytes take, frames included, if their messages wait for one another so often."""
         return trips * self.rtt + 8 * wire_bytes / self.rate
 
+    def rides(self, size: float, world: int) -> bool:
+        """Whether a mean is there sooner when everybody's numbers go to all inside a message that goes anyway."""
+        return self.seconds("riding", size, world) <= min(self.seconds("all_mean", size, world, w) for w in _MEANS)
+
     def way(self, op: str, size: float, world: int, far: bool | None = None) -> str:
         """The algorithm of the table by which a message of this size is there first.
 
@@ -52,6 +56,9 @@ class Link:
         elif not far and (op == "broadcast" or size > LONG):
             ways = [own]
         return min(ways, key=lambda way: (self.seconds(op, size, world, way), _trips(row[way], world)))
+
+
+_MEANS = ("two phases", "gather")
 
 
 def _trips(cost: Algorithm, world: int) -> float:

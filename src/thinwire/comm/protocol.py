@@ -69,21 +69,45 @@ class Comm:
         What it raises comes out of that collective, on every worker alike and before any result does. Where workers
         are near, or the collective does not bring everybody's message to everybody, the head goes before it.
         """
-        self.rider.head, self.rider.judge = as_bytes(head), judge
+        self.rider.take(as_bytes(head), judge)
+
+    def all_gather_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """`all_gather`, whose result is asked for later: far away `x` goes with the next message, near at once."""
+        codec, heard = self._codec(x), list[Tensor]()
+        if not self.far:
+            heard.append(self._gathered("all_gather", _stored(x.reshape(-1), codec)))
+        else:
+            self.rider.take(_stored(x.reshape(-1), codec), heard.append)
+
+        def result() -> Tensor:
+            if not heard:
+                self.settle()
+            return _values(heard[0], x.numel(), x.dtype, codec).view(self.world, *x.shape)
+
+        return result
+
+    def all_mean_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """`all_mean`, with the same bits, whose result is asked for later: it may go with the next message."""
+        size, link = self.value_bytes(x.numel(), x.dtype), self.link
+        if not self.far or link is None or not link.rides(size, self.world):
+            mean = self.all_mean(x)
+            return lambda: mean
+        codec, rows = self._codec(x), self.all_gather_later(x)
+        return lambda: x.copy_(self._mean_of_rows(rows(), codec))
 
     def settle(self) -> None:
         """Send the head that still waits for a message, if there is one."""
         head = self.rider.head
         if head is not None:
             with self._entered("all_gather", head.numel()):
-                heads = self.transport.all_gather(head)
+                heads = self.transport.all_gather(head) if head.numel() else head.new_empty(self.world, 0)
             self.rider.heard(heads)
 
     # ── when an exchange fails ─────────────────────────────────────────────────────────────────────────────────
 
     def abandon(self, reason: str) -> None:
         """This worker's exchange has failed: the others must not wait for it, and will hear the reason."""
-        self.rider.head = self.rider.judge = None
+        self.rider.waiting.clear()
         self.transport.abandon(reason)
 
     def renew(self) -> None:
@@ -106,13 +130,16 @@ class Comm:
         return self.rider.head
 
     @contextmanager
-    def _entered(self, op: str, size: int, way: str | None = None) -> Iterator[None]:
+    def _entered(self, op: str, size: int, way: str | None = None, head: Tensor | None = None) -> Iterator[None]:
+        riding = 0 if head is None else head.numel()
+        if riding:
+            self.ledger.enter_bytes("riding", riding)
         self.ledger.enter_bytes(op, size, way or self.transport.way(op, size))
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
         self.ledger.seconds += seconds
-        self.transport.took(op, size, seconds)
+        self.transport.took(op, size, riding, seconds)
 
     # ── the collectives ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,9 +162,11 @@ class Comm:
 
     def _mean_of_all(self, flat: Tensor, codec: Codec | None) -> Tensor:
         """Everything to everybody, and all add up alike: one trip."""
-        sent = _stored(flat, codec)
-        rows = self._gathered("all_mean", sent, "gather")
-        mean = in_turn(_values(rows, flat.numel(), flat.dtype, codec), self.world)
+        rows = self._gathered("all_mean", _stored(flat, codec), "gather")
+        return self._mean_of_rows(_values(rows, flat.numel(), flat.dtype, codec), codec)
+
+    def _mean_of_rows(self, rows: Tensor, codec: Codec | None) -> Tensor:
+        mean = in_turn(rows, self.world)
         return mean if codec is None else codec.rounded(mean)  # as owners would have sent it
 
     def _mean_by_owners(self, flat: Tensor, codec: Codec | None) -> Tensor:
@@ -161,7 +190,7 @@ class Comm:
                 rows = self._without_heads(rows, self.rider.head.numel())
             return _stored(in_turn(_values(rows, part, flat.dtype, codec), self.world), codec)
 
-        with self._entered("all_mean", size, "two phases"):
+        with self._entered("all_mean", size, "two phases", head):
             means = self.transport.two_phases(pieces, owned)
         return _values(torch.cat(means), part, flat.dtype, codec).reshape(-1)[:numel]
 
@@ -171,8 +200,7 @@ class Comm:
             raise ValueError(f"{x.numel()} entries cannot be cut into {self.world} equal parts: pad them with zeros")
         parts, codec = x.reshape(self.world, -1), self._codec(x)
         sent = torch.stack([_stored(part, codec) for part in parts])
-        with self._entered("scatter_mean", sent.numel()):
-            received = self._swapped(sent)
+        received = self._swapped("scatter_mean", sent)
         return in_turn(_values(received, parts.shape[1], x.dtype, codec), self.world)
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -183,11 +211,18 @@ class Comm:
 
     def broadcast(self, x: Tensor, source: int) -> Tensor:
         """Overwrite `x` with that of the worker `source`."""
-        self.settle()
         codec = self._codec(x)
         raw = _stored(x.reshape(-1), codec)
-        with self._entered("broadcast", raw.numel()):
-            self.transport.broadcast(raw, source)
+        if self.transport.way("broadcast", raw.numel()) != "direct":
+            self.settle()  # in a tree not everybody hears everybody
+        head = self._takes_head()
+        with self._entered("broadcast", raw.numel(), head=head):
+            if head is None:
+                self.transport.broadcast(raw, source)
+            else:
+                heads = self.transport.broadcast_with(head, raw, source)
+        if head is not None:
+            self.rider.heard(heads)
         if raw.data_ptr() == x.data_ptr():
             return x
         return x.copy_(_values(raw, x.numel(), x.dtype, codec).view_as(x))
@@ -205,8 +240,7 @@ class Comm:
             return self._uneven(parts)
         codec = self._codec(parts)
         sent = torch.stack([_stored(part, codec) for part in parts])
-        with self._entered("all_to_all", sent.numel()):
-            received = self._swapped(sent)
+        received = self._swapped("all_to_all", sent)
         return _values(received, parts.shape[1], parts.dtype, codec)
 
     def _uneven(self, parts: list[Tensor]) -> list[Tensor]:
@@ -226,6 +260,9 @@ class Comm:
         raw = _stored(x.reshape(-1), codec)
         if to is not None:
             self.ledger.enter("shift", raw)
+        elif source is not None:  # who only receives sends nothing, and waits for the trip
+            self.ledger.trips += 1
+            self.ledger.entries.append(("shift", 0))
         start = time.perf_counter()
         received = self.transport.shift(raw, to, source)
         self.ledger.seconds += time.perf_counter() - start
@@ -238,18 +275,19 @@ class Comm:
         """[world, n] of everybody's n bytes, the head taken along."""
         head = self._takes_head()
         if head is not None:
-            with self._entered(op, head.numel() + sent.numel(), way):
+            with self._entered(op, sent.numel(), way, head):
                 rows = self.transport.all_gather(torch.cat([head, sent]))
             return self._without_heads(rows, head.numel())
         with self._entered(op, sent.numel(), way):
             return self.transport.all_gather(sent) if sent.numel() else sent.new_empty(self.world, 0)
 
-    def _swapped(self, sent: Tensor) -> Tensor:
+    def _swapped(self, op: str, sent: Tensor) -> Tensor:
         """What came from each when row i of the bytes [world, n] went to worker i, the head taken along."""
         head = self._takes_head()
-        if head is None:
-            return self.transport.all_to_all(sent)
-        rows = self.transport.all_to_all(torch.cat([head.expand(self.world, -1), sent], 1))
+        with self._entered(op, sent.numel(), head=head):
+            if head is None:
+                return self.transport.all_to_all(sent)
+            rows = self.transport.all_to_all(torch.cat([head.expand(self.world, -1), sent], 1))
         return self._without_heads(rows, head.numel())
 
     def _without_heads(self, rows: Tensor, size: int) -> Tensor:

@@ -90,7 +90,7 @@ class Threads:
     def way(self, op: str, size: int) -> str | None:
         return self.link.way(op, size, self.world, self.far) if self.link else None
 
-    def took(self, op: str, size: int, seconds: float) -> None:
+    def took(self, op: str, size: int, riding: int, seconds: float) -> None:
         return None
 
     def all_mean(self, x: Tensor) -> None:
@@ -108,6 +108,10 @@ class Threads:
 
     def broadcast(self, raw: Tensor, source: int) -> None:
         raw.copy_(self._everyone(raw.clone())[source])
+
+    def broadcast_with(self, head: Tensor, raw: Tensor, source: int) -> Tensor:
+        self.broadcast(raw, source)
+        return self.all_gather(head)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         return torch.stack([sent[self.rank] for sent in self._everyone(parts.clone())])

@@ -107,10 +107,11 @@ class Processes:
     def way(self, op: str, size: int) -> str | None:
         return self.gauge.link.way(op, size, self.world, self.far) if self.gauge else None
 
-    def took(self, op: str, size: int, seconds: float) -> None:
+    def took(self, op: str, size: int, riding: int, seconds: float) -> None:
         if self.gauge:
             cost = algorithm(op, self.way(op, size))
-            self.gauge.note(cost.longest(self.world) * size, cost.trips(self.world), seconds)
+            sent = cost.longest(self.world) * size + (self.world - 1) * riding
+            self.gauge.note(sent, cost.trips(self.world), seconds)
 
     def _straight(self, op: str, x: Tensor) -> Direct | None:
         """Who sends this directly, if that is the way for it."""
@@ -139,6 +140,13 @@ class Processes:
         if direct:
             return direct.broadcast(raw, source)
         dist.broadcast(raw, group=self.group, group_src=source)
+
+    def broadcast_with(self, head: Tensor, raw: Tensor, source: int) -> Tensor:
+        direct = self._straight("broadcast", raw)
+        if direct:
+            return direct.broadcast_with(head, raw, source)
+        self.broadcast(raw, source)
+        return self.all_gather(head)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         if self.direct and self.far and parts.device.type == "cpu":

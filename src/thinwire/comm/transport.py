@@ -22,8 +22,8 @@ class Transport(Protocol):
     def way(self, op: str, size: int) -> str | None:
         """The algorithm of the table that such a message will take; None: the first of its row."""
 
-    def took(self, op: str, size: int, seconds: float) -> None:
-        """Told after each collective, by all workers alike."""
+    def took(self, op: str, size: int, riding: int, seconds: float) -> None:
+        """Told after each collective, by all workers alike; `riding`: bytes that went along to everybody."""
 
     def all_mean(self, x: Tensor) -> None:
         """Average `x`, contiguous, in place, by the backend's own algorithm; the same bits everywhere."""
@@ -36,6 +36,9 @@ class Transport(Protocol):
 
     def broadcast(self, raw: Tensor, source: int) -> None:
         """Overwrite these bytes with those of `source`."""
+
+    def broadcast_with(self, head: Tensor, raw: Tensor, source: int) -> Tensor:
+        """The same, and everybody's head: [world, n]."""
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Row i of the bytes [world, n] goes to worker i; what came from each."""

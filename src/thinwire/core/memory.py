@@ -163,6 +163,8 @@ def load(state: Any, saved: dict[str, Any] | None, layout: Layout, *, same_world
         return
     for f in _kept(state):
         if f.name not in saved:
+            if place(f) == "per_world":
+                continue  # a version before this one did not know it; it begins anew, as in another number of workers
             raise ValueError(
                 f"the checkpoint has no '{f.name}' for {type(state).__name__}: was it made by another method?"
             )
@@ -194,6 +196,8 @@ def new_world(saved: list[dict[str, Any] | None], state: Any, rank: int, world: 
     mine = saved[rank::world]
     made: dict[str, Any] = {}
     for f in _kept(state):
+        if f.name not in first and place(f) == "per_world":
+            continue
         value, everyone = getattr(state, f.name), [s[f.name] for s in saved if s is not None]
         parts = [s[f.name] for s in mine if s is not None]
         kept = parts[0] if parts else everyone[0]

@@ -1,5 +1,6 @@
 """Bringing the factors of all workers together."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -26,20 +27,34 @@ def agreed(local: Factors, comm: Comm) -> Factors:
 
 def gather(local: Factors, which: list[int], comm: Comm) -> Factors:
     """The uses `which` of all workers, stacked, in one message. What is padded adds nothing to any product."""
+    return gather_later(local, which, comm)()
+
+
+def gather_later(local: Factors, which: list[int], comm: Comm) -> Callable[[], Factors]:
+    """The same, asked for later: where trips cost much they go with the next message."""
     assert local.forms is not None
     sides: list[Side] = []
     for i in which:
         use, form = local.uses[i], local.forms[i]
         sides += [(use.inputs, form.inputs, form.input_dtype), (use.deltas, form.deltas, form.delta_dtype)]
-    stacked = gather_stacked(sides, comm)
-    pairs = zip(which, stacked[::2], stacked[1::2], strict=True)
-    return replace(local, uses=[replace(local.uses[i], inputs=a, deltas=d) for i, a, d in pairs], forms=None)
+    coming, uses = _stacked_later(sides, comm), list(local.uses)
+
+    def result() -> Factors:
+        stacked = coming()
+        pairs = zip(which, stacked[::2], stacked[1::2], strict=True)
+        return replace(local, uses=[replace(uses[i], inputs=a, deltas=d) for i, a, d in pairs], forms=None)
+
+    return result
 
 
 def gather_stacked(sides: list[Side], comm: Comm) -> list[Tensor]:
     """Tensors of all workers, each padded to its size and stacked along the first dimension, in one message."""
+    return _stacked_later(sides, comm)()
+
+
+def _stacked_later(sides: list[Side], comm: Comm) -> Callable[[], list[Tensor]]:
     if not sides:
-        return []
+        return list
     pieces = []
     for x, shape, dtype in sides:
         codec, whole = comm.carries if dtype.is_floating_point else None, padded(x.to(dtype), shape)
@@ -48,7 +63,11 @@ def gather_stacked(sides: list[Side], comm: Comm) -> list[Tensor]:
         finite = torch.stack([x.isfinite().all() for x, _, _ in sides]).all()
         pieces.append(finite.to(torch.uint8).view(1))
     comm.ledger.picked += sum(x.numel() for x, _, _ in sides)
-    columns = comm.all_gather(torch.cat(pieces)).split([piece.numel() for piece in pieces], dim=1)
+    rows = comm.all_gather_later(torch.cat(pieces))
+    return lambda: _unstacked(rows().split([piece.numel() for piece in pieces], dim=1), sides, comm)
+
+
+def _unstacked(columns: tuple[Tensor, ...], sides: list[Side], comm: Comm) -> list[Tensor]:
     found = []
     for column, (_, shape, dtype) in zip(columns, sides, strict=False):
         codec, count = comm.carries if dtype.is_floating_point else None, torch.Size(shape).numel()

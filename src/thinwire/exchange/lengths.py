@@ -36,6 +36,8 @@ def gather_bytes(message: Tensor, comm: Comm, room: Room, limit: int | None = No
     longest, had = max(lengths), room.size
     # A little more than was needed: a message that grows by a tenth still travels in one piece.
     room.size = longest + longest // 10 + 16
+    if comm.far:  # a second piece costs a trip there, and a few bytes do not: forget long messages slowly
+        room.size = max(room.size, had - had // 16)
     if limit is not None and longest > limit:
         room.size = 0  # ask again next time, at the price of eight bytes
         return None

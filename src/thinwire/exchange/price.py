@@ -90,8 +90,8 @@ class Cost:
     def _sent(self, network: Network) -> Entries:
         """The collectives as they go there: where trips cost much, the roll call rides with the first message."""
         call, *others = self.entries or (("", 0),)
-        rides = network.link.far and self.called and bool(others) and others[0][0] not in ("broadcast", "shift")
-        return ((others[0][0], call[1] + others[0][1]), *others[1:]) if rides else self.entries
+        rides = network.link.far and self.called and bool(others) and others[0][0] != "shift"
+        return (("riding", call[1]), *others) if rides else self.entries
 
     def step(self, network: Network, compute: float) -> float:
         exchange = self.exchange(network)
@@ -109,13 +109,16 @@ def price(
     rows: int = 32,
     seed: int = 0,
     until_steady: bool = False,
+    link: Link | None = None,
 ) -> Cost:
     """Run the method alone on `steps` made-up gradients; its dearest exchange once it is under way.
 
     A worker alone sees too little of methods in which each worker sends another part: their bytes swing from step to
     step, and the largest are those that come true. until_steady: no further than to two steps that send the same.
+    link: what joins the workers, for methods that save trips where these cost much.
     """
-    return prices(reducer, layout, [world], steps=steps, rows=rows, seed=seed, until_steady=until_steady)[0]
+    how: Any = {"steps": steps, "rows": rows, "seed": seed, "until_steady": until_steady, "link": link}
+    return prices(reducer, layout, [world], **how)[0]
 
 
 def prices(
@@ -127,6 +130,7 @@ def prices(
     rows: int = 32,
     seed: int = 0,
     until_steady: bool = False,
+    link: Link | None = None,
 ) -> list[Cost]:
     """The same among several numbers of workers: each a dry run of its own, since a method may ask how many there are.
 
@@ -137,7 +141,7 @@ def prices(
     room, out = part.zeros(), part.zeros()
     costs = []
     for world in worlds:
-        state, comm = reducer.init(part), DryComm(world)
+        state, comm = reducer.init(part), DryComm(world, link=link)
         times, sent = [], []
         for step in range(steps):
             local = _made_up(reducer.wants, part, rows, seed + step, room)
@@ -148,13 +152,20 @@ def prices(
             sent.append(list(comm.ledger.entries))
             if until_steady and len(sent) > 1 and math.isclose(*(_on_wire(e, world) for e in sent[-2:]), rel_tol=0.01):
                 break
-        entries = max(sent[len(sent) // 2 :], key=lambda entries: _on_wire(entries, world))
-        if layout.numel > part.numel:
-            entries.append(("all_mean", 4 * (layout.numel - part.numel)))  # what has no factors is averaged
+        # How often a message of unknown length needs a second piece is not for a plan to know.
+        usual = sent[len(sent) // 2 :]
+        usual = [entries for entries in usual if len(entries) == min(map(len, usual))]
+        entries = max(usual, key=lambda entries: _on_wire(entries, world))
+        rest = 4 * (layout.numel - part.numel)
+        if rest:  # what has no factors is averaged, beside the factors where trips cost much
+            beside = link is not None and link.far and link.rides(rest, world)
+            entries.append(("riding" if beside else "all_mean", rest))
         hidden = reducer.wants is Tensor and state is None  # averages that keep nothing go beside the backward pass
-        if state is not None:
-            entries.insert(0, ("all_gather", ROLL_CALL))
-        own, called = statistics.median(times[1:] or times), state is not None
+        called = state is not None or reducer.wants is Factors
+        if called:  # factors tell their sizes as well
+            sizes = 4 * 7 * len(part.shapes) if reducer.wants is Factors else 0
+            entries.insert(0, ("all_gather", ROLL_CALL + sizes))
+        own = statistics.median(times[1:] or times)
         costs.append(Cost(repr(reducer), tuple(entries), own, _bytes(state), hidden, called=called))
         del state, local  # the next one's memory takes their place
         out.zero_()
@@ -176,7 +187,7 @@ def _made_up(wants: type, layout: Layout, rows: int, seed: int, room: Tensor | N
     if wants is Factors:
         draw, shapes = torch.Generator().manual_seed(seed), enumerate(layout.shapes)
         uses = [Use(i, PRODUCT, *(torch.randn(rows, side, generator=draw) for side in reversed(s))) for i, s in shapes]
-        return Factors(layout.shapes, uses)
+        return Factors(layout.shapes, uses, forms=[use.form() for use in uses])  # agreed before a method is called
     spread = _spread(layout.numel, seed)
     flat = spread.clone() if room is None else room.copy_(spread)
     if wants is Moments:

@@ -10,6 +10,9 @@ ICPP 2023. The rules were read in the authors' code. A step:
 4. worker r takes bin (t + r) mod n, and in each layer of it its own budget of largest entries;
 5. all average their values at all picks.
 
+What differs from the code that was read: layers are dealt a step ahead, so that the deal goes with the picks of the
+step before and a step is two collectives; only the first is dealt by a message of its own.
+
 Bins are disjoint, so choices never overlap. The budgets are rounded down and are at least 1, so the number of
 picks is near k, not k. Norms of whole layers need whole layers: use grain "model".
 """
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from thinwire import exchange, kernels
 from thinwire.comm import Comm
+from thinwire.comm.codec import as_bytes
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Reducer, check_density, count
 from thinwire.exchange import Room
@@ -38,6 +42,7 @@ class DEFTState:
     step: int = memory.alike(0)
     room: Room = field(default_factory=Room)
     picks: list[int] = memory.per_world(list)  # what each worker chose at the last step
+    bins: list[int] = memory.per_world(list)  # of the layers, as they were dealt for the next step; empty: not yet
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class DEFT(Reducer[Tensor, DEFTState]):
         layers = x.split(sizes)
         budgets = share_out(k, [float(layer.norm()) for layer in layers], sizes)
         dealt = torch.tensor(deal(budgets, sizes, comm.world), dtype=torch.int16, device=x.device)
-        bins = comm.broadcast(dealt, step % comm.world).tolist()
+        bins = state.bins or comm.broadcast(dealt.clone(), step % comm.world).tolist()
 
         own = (step + comm.rank) % comm.world
         starts = [0, *accumulate(sizes)]
@@ -72,12 +77,14 @@ class DEFT(Reducer[Tensor, DEFTState]):
             elif bin_ == COMMON:
                 common.append(torch.arange(start, start + layer.numel(), device=x.device))
         index = _joined(mine, x)
-        message = wire.encode_index(index, x.numel())
+        message = torch.cat([as_bytes(dealt), wire.encode_index(index, x.numel())])
         messages = exchange.gather_bytes(message, comm, state.room, limit=exchange.dense_bytes(x, comm))
         if messages is None:
-            state.picks = []
+            state.picks = state.bins = []
             return exchange.fall_back(x, comm, out)
-        chosen = [wire.decode_index(message, x.numel()) for message in messages]
+        deals = 2 * len(sizes)  # bytes
+        state.bins = messages[(step + 1) % comm.world][:deals].clone().view(torch.int16).tolist()
+        chosen = [wire.decode_index(message[deals:], x.numel()) for message in messages]
         state.picks = [index.numel() for index in chosen]
         union = torch.cat([*chosen, _joined(common, x)]).sort().values
         exchange.mean_at(x, union, comm, out)

@@ -80,7 +80,7 @@ class DGC(Reducer[Tensor, DGCState]):
         k = count(self.density, matrices)
         if k == matrices:  # nothing waits, so no velocity is stale
             return exchange.dense(v, comm, out)
-        vectors = comm.all_mean(exchange.take(v, state.vectors, comm))
+        vectors = comm.all_mean_later(exchange.take(v, state.vectors, comm))
         picks = self._largest(v, k)
         if self.agree:
             chosen = exchange.gather_union(v, picks, comm, out, state.room)
@@ -88,7 +88,7 @@ class DGC(Reducer[Tensor, DGCState]):
         else:
             exchange.gather_pairs(v, picks, comm, out, state.room)
         u[picks] = 0
-        kernels.scatter_add(out, state.vectors, vectors)
+        kernels.scatter_add(out, state.vectors, vectors())
 
     def _largest(self, v: Tensor, k: int) -> Tensor:
         """At most k positions, and seldom fewer than four fifths of k."""

@@ -63,16 +63,15 @@ class LowBit(Reducer[Tensor, LowBitState]):
         return LowBitState(tuple(spans), torch.cat(vectors).to(layout.device), owned=Owned(layout.numel))
 
     def reduce(self, x: Tensor, state: LowBitState, comm: Comm, out: Tensor, /) -> None:
-        vectors = exchange.take(x, state.vectors, comm)
-        if state.vectors.numel():
-            comm.all_mean(vectors)
+        taken = exchange.take(x, state.vectors, comm)
+        vectors = comm.all_mean_later(taken) if state.vectors.numel() else lambda: taken
         if state.spans:
             code = BlockCode(self.bits, self.block, state.spans)
             if self.two_way:
                 exchange.mean_two_ways(x, code, comm, out, state.owned)
             else:
                 exchange.gather_coded(x, code, comm, out)
-        out[state.vectors] = vectors
+        out[state.vectors] = vectors()
 
     @property
     def needs_memory(self) -> bool:

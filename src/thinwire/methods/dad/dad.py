@@ -72,12 +72,9 @@ def exact(local: Factors, averaged: Collection[int], comm: Comm, out: Tensor, bi
     """
     views = split(out, local.shapes)
     others = [i for i, use in enumerate(local.uses) if use.weight not in averaged]
-    pooled = factors.gather(local, others, factors.in_bits(comm, bits))
-    for weight, view in enumerate(views):
-        if weight in averaged:
-            local.multiply(weight, view)
-        else:
-            pooled.multiply(weight, view, 1 / comm.world)
+    coming = factors.gather_later(local, others, factors.in_bits(comm, bits))
+    for weight in averaged:
+        local.multiply(weight, views[weight])
     if len(averaged) == len(views):
         exchange.dense(out, comm, out)
     else:
@@ -85,6 +82,10 @@ def exact(local: Factors, averaged: Collection[int], comm: Comm, out: Tensor, bi
         comm.ledger.picked += sum(view.numel() for view in chosen)
         for view, mean in zip(chosen, exchange.mean_of(chosen, comm), strict=True):
             view.copy_(mean)
+    pooled = coming()
+    for weight, view in enumerate(views):
+        if weight not in averaged:
+            pooled.multiply(weight, view, 1 / comm.world)
     return pooled
 
 

@@ -70,7 +70,8 @@ class RankDAD(FactorReducer[RankDADState]):
 
     `feedback` keeps what was not sent, one value for each entry of the weights, and adds it to the next gradient.
     `basis`: the workers' "own" columns are gathered; a "shared" basis makes the bytes independent of their number;
-    "auto" takes the one with fewer bytes, their own at a tie. `energy` below 1 sends only as many columns as held this
+    "auto" takes the one with fewer bytes, their own at a tie; between sites, where a shared basis costs three trips and
+    their own one, the faster. `energy` below 1 sends only as many columns as held this
     share of the last step's. `warm_start` begins where the last step ended. Singular values below `tolerance`
     times the largest are left out. What is gathered may go in 16, 8 or 4 `bits` a value; means go whole. `unroll`,
     `rest`, `inputs`: as in `DAD`.
@@ -138,7 +139,7 @@ class RankDAD(FactorReducer[RankDADState]):
 
         What columns miss goes into the residual, or without feedback stays in `local`.
         """
-        work, shares = Work(given, state.with_residual(given), thinned, averaged), self._shares(comm)
+        work, shares = Work(given, state.with_residual(given), thinned, averaged), self._shares(state, comm)
         send = self._by_shared_basis if shares else self._by_own_bases
         sent, seen = send(work, state, comm, out)
         if thinned or any(state.kept_back):
@@ -207,10 +208,21 @@ class RankDAD(FactorReducer[RankDADState]):
             seen[weight] = Thin(*sides[1], found.spectrum, start)
         return sent, seen
 
-    def _shares(self, comm: Comm) -> bool:
-        """Whether the workers share a basis; the same answer on all of them."""
+    def _shares(self, state: RankDADState, comm: Comm) -> bool:
+        """Whether the workers share a basis; the same answer on all of them, and at all steps."""
         if self.basis != "auto":
             return self.basis == "shared"
+        if state.shared is None:
+            state.shared = self._sharing_pays(state, comm)
+        return state.shared
+
+    def _sharing_pays(self, state: RankDADState, comm: Comm) -> bool:
+        if comm.far and comm.link is not None:
+            pairs = [(limit, *sorted(sizes(shape))) for limit, shape in zip(state.limits, state.shapes, strict=True)]
+            short, long = (comm.value_bytes(sum(p[0] * p[i] for p in pairs), torch.float32) for i in (1, 2))
+            means = [short, *(long, short) * self.iterations]
+            shared = sum(comm.link.seconds("all_mean", size, comm.world) for size in means)
+            return shared < comm.link.seconds("all_gather", short + long, comm.world)
         return (0.5 + self.iterations) * wire_bytes("all_mean", 1, comm.world) < wire_bytes("all_gather", 1, comm.world)
 
     def thins(self, local: Factors, weight: int, state: RankDADState, comm: Comm, working: torch.dtype) -> bool:
@@ -220,7 +232,7 @@ class RankDAD(FactorReducer[RankDADState]):
         columns = self._nbytes(local, weight, state, comm, working)
         rows = local.nbytes(weight, factors.in_bits(comm, self.bits))
         pair = max(2, comm.world)  # one worker sends nothing either way, and does what two would
-        return wire_bytes(self._collective(comm), columns, pair) < wire_bytes("all_gather", rows, pair)
+        return wire_bytes(self._collective(state, comm), columns, pair) < wire_bytes("all_gather", rows, pair)
 
     def ways(self, local: Factors, state: RankDADState, comm: Comm, working: torch.dtype, /) -> list[LayerPlan]:
         return [
@@ -232,15 +244,15 @@ class RankDAD(FactorReducer[RankDADState]):
 
     def way(self, local: Factors, weight: int, state: RankDADState, comm: Comm, working: torch.dtype) -> LayerPlan:
         size = self._nbytes(local, weight, state, comm, working)
-        return LayerPlan(f"rank {state.ranks[weight]}", wire_bytes(self._collective(comm), size, comm.world))
+        return LayerPlan(f"rank {state.ranks[weight]}", wire_bytes(self._collective(state, comm), size, comm.world))
 
-    def _collective(self, comm: Comm) -> str:
-        return "all_mean" if self._shares(comm) else "all_gather"
+    def _collective(self, state: RankDADState, comm: Comm) -> str:
+        return "all_mean" if self._shares(state, comm) else "all_gather"
 
     def _nbytes(self, local: Factors, weight: int, state: RankDADState, comm: Comm, working: torch.dtype) -> int:
         short, long = sorted(sizes(local.shapes[weight]))
-        values = self.iterations * (short + long) + short if self._shares(comm) else short + long
-        wire = comm if self._shares(comm) else factors.in_bits(comm, self.bits)
+        values = self.iterations * (short + long) + short if self._shares(state, comm) else short + long
+        wire = comm if self._shares(state, comm) else factors.in_bits(comm, self.bits)
         return wire.value_bytes(state.ranks[weight] * values, working)
 
     def _starts(self, state: RankDADState, extra: int, out: Tensor) -> list[Tensor]:

@@ -32,6 +32,7 @@ class RankDADState:
     spectra: Tensor | None = memory.per_world(_nothing, degree=1)  # [weights, rank]: singular values sent last
     energies: Tensor | None = memory.per_world(_nothing, degree=2)  # squared lengths of what they are of, if known
     overlaps: Tensor | None = memory.per_world(_nothing)
+    shared: bool | None = memory.per_world(_nothing)  # whether the workers share a basis, once that is settled
 
     # ── error feedback ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,9 +1,10 @@
 """The exchange of factors during a backward pass, in the same order on every worker.
 
 At the start of a backward pass the workers agree, in one small message, how many rows each weight has, so that
-everybody pads to the same size. A group goes out when all its uses have arrived and all groups before it are out;
-what never arrives (a layer that this worker did not use) goes out empty at the end. So no order of events on one
-worker can make another one wait for ever, as long as DDP's own exchange does not block the backward pass.
+everybody pads to the same size (`sizes`; far away that goes with the factors, at the end of the pass). A group goes out
+when all its uses have arrived and all groups before it are out; what never arrives (a layer that this worker did not
+use) goes out empty at the end. So no order of events on one worker can make another one wait for ever, as long as DDP's
+own exchange does not block the backward pass.
 """
 
 import warnings
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from thinwire import kernels
+from thinwire.capture.layers.factors.sizes import OtherSizes, Sizes
 from thinwire.capture.layers.factors.slots import FactorGroup, Pass, Slot, add_tallies, working
 from thinwire.core import factors
 from thinwire.core.factors import Factors, Form, Use
 from thinwire.core.products import GradientProduct
 from thinwire.core.reducer import MethodWarning
-from thinwire.step import agreement
 from thinwire.step.lanes import Lane
 from thinwire.step.step import Step, Steps
 
@@ -60,7 +61,8 @@ class BackwardExchange:
         self._round = 0
         self._running = False
         self._settled = False  # after the first exchange: uses outside the layers are known
-        self._order: list[int] = []  # in which groups go out, on all workers
+        self.sizes = Sizes(steps.comm)
+        self._held = False  # the groups go out at the end of the pass, since sizes go with them
         self._ready: list[int] = []  # in which they were ready, here: worker 0's is the next order
         self._position = 0
         self._jobs: deque[Job] = deque()
@@ -145,7 +147,8 @@ class BackwardExchange:
     def _advance(self, slot: Slot | None = None) -> None:
         if slot is not None and slot.group not in self._ready and self.groups[slot.group].ready():
             self._ready.append(slot.group)
-        while self._position < len(self._order) and self.groups[self._order[self._position]].ready():
+        order = [] if self._held else self.sizes.order
+        while self._position < len(order) and self.groups[order[self._position]].ready():
             self._launch()
 
     def found(self, slot: Slot, gradient: Tensor | None) -> Tensor | None:
@@ -178,13 +181,20 @@ class BackwardExchange:
             self.step = None
         self.forget()
         if step.error is not None:
+            self.sizes.forget()
             torch.autograd.Variable._execution_engine.queue_callback(partial(_raise, step.error))
 
     def _finish(self, step: Step) -> None:
-        while self._position < len(self._order):
-            self._launch()
-        while self._jobs:
-            self._results.append(self._completed())
+        if self._held:
+            self.sizes.ride()
+        try:
+            self._send_all()
+        except OtherSizes:  # heard by all with the first message: as if nothing had been sent
+            step.take_back()
+            self._position = 0
+            self._results.clear()
+            self._take_sizes()
+            self._send_all()
         # All workers hold the same results, to the bit, so they decide alike whether the step was a good one.
         step.fine = all(kernels.finite(out) for _, out in self._results)
         if not step.fine:
@@ -198,10 +208,19 @@ class BackwardExchange:
             self._settle()
         step.commit(sum(group.layout.numel for group in self.groups))
 
+    def _send_all(self) -> None:
+        while self._position < len(self.sizes.order):
+            self._launch()
+            while self._held and self._jobs:  # the first of them tells whether the others may go
+                self._results.append(self._completed())
+        while self._jobs:
+            self._results.append(self._completed())
+        self.comm.settle()
+
     def forget(self) -> None:
         """What has arrived is spent."""
         self.counted.clear()
-        self._running = self.exchanging = False
+        self._running = self.exchanging = self._held = False
         self._position = 0
         self._jobs.clear()
         self._results.clear()
@@ -218,27 +237,22 @@ class BackwardExchange:
                 slot.expected += uses
         mark = self.steps.mark(slot.weight for slot in self.slots)
         ready = self._ready if len(self._ready) == len(self.groups) else list(range(len(self.groups)))
-        numbers = [[self.steps.step, mark & 0x7FFFFFFF, mark >> 31], ready]
+        numbers: list[list[int]] = []
         for slot in self.slots:
             numbers.append([int(slot.outside or slot.kept or slot.formed is not None)])
             numbers += [expected.get((slot, rule), [0] * (2 + sum(rule.dims))) for rule in slot.rules]
-        flat = torch.tensor(
-            [n for part in numbers for n in part], dtype=torch.int32, device=self.groups[0].layout.device
-        )
-        everyone = self.comm.all_gather(flat)
-        most = iter(part.tolist() for part in everyone.amax(0).split([len(part) for part in numbers]))
-        next(most), next(most)
-        steps, low, high = everyone[:, :3].T.tolist()
-        marks = [a + (b << 31) for a, b in zip(low, high, strict=True)]
-        agreement.check_alike({"step": steps, "parameters": marks}, ("step", "parameters"))
+        self._held = not self.sizes.tell(self.steps.step, mark, ready, numbers, self.groups[0].layout.device)
         self._ready = []
-        self._order = everyone[0, 3 : 3 + len(self.groups)].tolist()
+        self._take_sizes()
+
+    def _take_sizes(self) -> None:
+        most = iter(self.sizes.most or ())
         for slot in self.slots:
             slot.averaged = bool(next(most)[0])
             slot.forms = {rule: Form.of(next(most), rule) for rule in slot.rules}
 
     def _launch(self) -> None:
-        number = self._order[self._position]
+        number = self.sizes.order[self._position]
         self._position += 1
         group = self.groups[number]
         if number not in self._ready:
@@ -263,7 +277,10 @@ class BackwardExchange:
             self._results.append(self._completed())
 
     def _local(self, group: FactorGroup) -> tuple[Factors, list[bool]]:
-        """What has arrived for a group, taken out of its slots, and which of its weights nobody used."""
+        """What has arrived for a group, and which of its weights nobody used.
+
+        It is taken out of its slots, unless it may have to be sent again. What does not fit stays here until all know.
+        """
         uses, forms, formed, absent = [], [], {}, []
         for weight, slot in enumerate(group.slots):
             if slot.averaged:
@@ -271,13 +288,15 @@ class BackwardExchange:
             for rule, arrived in slot.uses.items():
                 form = slot.forms[rule]
                 if form.rows:
-                    inputs, deltas = factors.stack(arrived) if arrived else _nothing(form, slot.weight.device)
+                    here = bool(arrived) and self.sizes.fits
+                    inputs, deltas = factors.stack(arrived) if here else _nothing(form, slot.weight.device)
                     if len(inputs) > form.rows:
                         raise slot.too_many()
                     uses.append(Use(weight, rule, inputs, deltas))
                     forms.append(form)
             absent.append(not slot.averaged and not any(form.rows for form in slot.forms.values()))
-            slot.uses, slot.formed, slot.sent = {rule: [] for rule in slot.rules}, None, True
+            if not self._held:
+                slot.uses, slot.formed, slot.sent = {rule: [] for rule in slot.rules}, None, True
         chain = group.chain if not formed and len(uses) == len(group.slots) else None
         return Factors(group.layout.shapes, uses, formed, forms, chain), absent
 

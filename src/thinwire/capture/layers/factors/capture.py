@@ -108,10 +108,11 @@ class Layers:
         chains = [] if wanted == "none" else find_chains(self.model, slots, strict=wanted == "strict")
         groups = [self._group(members, chain) for members, chain in chains]
         chained = {slot for members, _ in chains for slot in members}
+        most = math.inf if self.comm.far else COALESCED  # where trips cost much, all share one
         run: list[Slot] = []
         for slot in reversed([slot for slot in slots if slot not in chained]):
             alike = not run or (run[0].weight.dtype, run[0].weight.device) == (slot.weight.dtype, slot.weight.device)
-            if run and (not alike or sum(s.weight.numel() * s.weight.element_size() for s in run) >= COALESCED):
+            if run and (not alike or sum(s.weight.numel() * s.weight.element_size() for s in run) >= most):
                 groups.append(self._group(run, None))
                 run = []
             run.append(slot)
@@ -253,7 +254,10 @@ class Layers:
         """Go on from this rank's state, or from all ranks' of a run with another number of workers."""
         groups = self.engine.groups
         if [part["names"] for part in saved[0]["groups"]] != [list(group.layout.names) for group in groups]:
-            raise ValueError("the checkpoint has other layers, or in another order, than this model")
+            raise ValueError(
+                "the checkpoint has other layers, or in another order, than this model; or it was made over another "
+                "link, where layers share messages in another way"
+            )
         states = []
         for position, group in enumerate(groups):
             state = self.reducer.init(group.layout)
