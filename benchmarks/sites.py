@@ -1,12 +1,13 @@
 """A training step between sites: what it takes on a link with latency, how many trips, and what `plan` predicted.
 
     python benchmarks/sites.py --link "100mbit, 40ms" --workers 4      # emulated: needs the rights of root
+    python benchmarks/sites.py --grid --json sites.json                 # 10 and 100 Mbit/s by 1, 40 and 100 ms
     torchrun ... benchmarks/sites.py --link "100mbit, 40ms"             # on machines that such a link joins
 
 An MLP of 427 000 parameters, or with --gpt the 0.8M GPT. All contenders live in the same processes and take turns, so
 that what else the machines do meets all of them alike. The slowest rank's step, the median over the rounds; beside
 it the prediction by the formula of `comm.link`, from the rate and round trip of --link, and what the step takes above
-computing in one-way trips.
+computing in one-way trips. --grid goes on where its file ends, and prints measured / predicted of all cells.
 """
 
 import argparse
@@ -26,12 +27,14 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire import plan, spelling
+from thinwire.core.reducer import Moments
 from thinwire.lab.run.launch import start
 from thinwire.lab.run.links.spelling import Link
 from thinwire.lab.run.methods import wrap_model
 from thinwire.lab.tasks import load_task
 from thinwire.wrappers.local_steps import LocalSteps
 
+GRID = [f"{rate}, {rtt}" for rtt in ("1ms", "40ms", "100ms") for rate in ("10mbit", "100mbit")]
 CONTENDERS = [
     "no-exchange",
     "DDP",
@@ -120,21 +123,19 @@ def predicted(method: str, layout: plan.Layout, network: plan.Network, rows: dic
         return plan.dense(layout, 4 if method == "DDP" else 2, method).step(network, compute)
     parsed = spelling.parse(method)
     if isinstance(parsed, LocalSteps):
-        cost = plan.local_steps(parsed.inner, layout, network.workers, int(parsed.every))
-    elif parsed.wants is torch.Tensor:
-        cost = plan.dry_run(parsed, layout, network.workers)
-    else:
+        cost = plan.local_steps(parsed.inner, layout, network.workers, int(parsed.every), network.link)
+    elif parsed.wants is Moments:
         return None  # what it sends depends on the samples
+    else:
+        cost = plan.dry_run(parsed, layout, network.workers, link=network.link)
     return cost.step(network, compute)
 
 
-def show(rows: dict[str, Any], options: argparse.Namespace, workers: int) -> dict[str, Any]:
-    network = Link.parse(options.link).network(workers)
+def show(rows: dict[str, Any], options: argparse.Namespace, workers: int, link: str) -> dict[str, Any]:
+    network = Link.parse(link).network(workers)
     layout = plan.layout_of(make_task(options.gpt)[0]())
     compute, ddp = rows["no-exchange"]["seconds"], rows.get("DDP", {}).get("seconds")
-    print(
-        f"\n{options.link}, {workers} workers, {layout.numel:,} parameters, {options.rounds * options.steps} steps each"
-    )
+    print(f"\n{link}, {workers} workers, {layout.numel:,} parameters, {options.rounds * options.steps} steps each")
     print(f"{'method':50} {'ms a step':>9} {'/ DDP':>6} {'plan':>7} {'one-ways':>8} {'trips':>6} {'kB':>8}")
     for method, row in rows.items():
         row["plan"] = predicted(method, layout, network, rows)
@@ -155,6 +156,7 @@ def show(rows: dict[str, Any], options: argparse.Namespace, workers: int) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="100mbit, 40ms")
+    parser.add_argument("--grid", action="store_true", help="all cells of the grid, one after another")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--gpt", action="store_true", help="the 0.8M GPT in place of the MLP")
     parser.add_argument("--rounds", type=int, default=3)
@@ -174,17 +176,40 @@ def main() -> None:
     if "RANK" in os.environ:
         rows = worker(order)
         workers = int(os.environ["WORLD_SIZE"])
+    elif options.grid:
+        return whole_grid(order, options)
     else:
         workers = options.workers
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "order.json").write_text(json.dumps(order))
-            links = Link.parse(options.link).check(workers)
-            start("benchmarks.sites", ["--worker", folder], workers, Path(folder), links=links)
-            rows = json.loads((Path(folder) / "result.json").read_text())
+        rows = measured(options.link, order, workers)
     if rows:
-        rows = show(rows, options, workers)
+        rows = show(rows, options, workers, options.link)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1))
+
+
+def measured(link: str, order: dict[str, Any], workers: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "order.json").write_text(json.dumps(order))
+        links = Link.parse(link).check(workers)
+        start("benchmarks.sites", ["--worker", folder], workers, Path(folder), links=links)
+        return json.loads((Path(folder) / "result.json").read_text())
+
+
+def whole_grid(order: dict[str, Any], options: argparse.Namespace) -> None:
+    """Every cell that the file does not hold yet; then, for each method, measured / predicted in all of them."""
+    file = options.json or Path("sites.json")
+    cells: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for link in GRID:
+        if link not in cells or set(order["methods"]) - set(cells[link]):
+            cells[link] = show(measured(link, order, options.workers), options, options.workers, link)
+            file.write_text(json.dumps(cells, indent=1))  # after each, so that nothing is measured twice
+    print(
+        f"\nmeasured / predicted step, {options.workers} workers\n{'method':50} " + " ".join(f"{c:>15}" for c in GRID)
+    )
+    for method in order["methods"]:
+        rows = [cells[link][method] for link in GRID]
+        told = [f"{row['seconds'] / row['plan']:15.2f}" if row["plan"] else f"{'-':>15}" for row in rows]
+        print(f"{method:50} {' '.join(told)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from thinwire.capture.changes.rounds import ROLL_CALL as ROUND_CALL
 from thinwire.comm.link import FRAMING as FRAMING
+from thinwire.comm.link import Link
 from thinwire.core.reducer import Layout, Reducer
 from thinwire.exchange.price import ROLL_CALL, Network, prices
 from thinwire.exchange.price import Cost as Cost
@@ -51,9 +52,11 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout(tuple(trained), tuple(p.shape for p in trained.values()))
 
 
-def local_steps(reducer: Reducer[Tensor, Any], layout: Layout, world: int, every: int) -> Cost:
+def local_steps(
+    reducer: Reducer[Tensor, Any], layout: Layout, world: int, every: int, link: Link | None = None
+) -> Cost:
     """The same for an exchange of what `every` local steps have changed, spread over these steps."""
-    cost = dry_run(Anchored(reducer), layout, world)
+    cost = dry_run(Anchored(reducer), layout, world, link=link)
     name = repr(LocalSteps(reducer, every))
     exchanged = [entry for entry in cost.entries if entry != ("all_gather", ROLL_CALL)]
     entries = (("all_gather", ROUND_CALL), *exchanged)
@@ -137,7 +140,7 @@ def scaling(
         for name, size in (("plain DDP", 4), ("bf16 all-reduce", 2))
     }
     for reducer in reducers:
-        costs = prices(reducer, layout, workers, rows=rows, until_steady=True)
+        costs = prices(reducer, layout, workers, rows=rows, until_steady=True, link=network.link)
         table[repr(reducer)] = [cost.exchange(at) for at, cost in zip(networks, costs)]
     return table
 

@@ -59,9 +59,9 @@ def plan(
     with show.waiting(told.notes, "dry runs", len(wanted)) as advance:
         for reducer, steps in wanted:
             if steps:
-                costs.append(planner.local_steps(reducer, layout, workers, steps))
+                costs.append(planner.local_steps(reducer, layout, workers, steps, network.link))
             else:
-                costs.append(planner.dry_run(reducer, layout, workers, rows=rows))
+                costs.append(planner.dry_run(reducer, layout, workers, rows=rows, link=network.link))
             if keeps_the_rest(reducer):
                 safe.add(costs[-1].method)
             advance()

@@ -25,7 +25,7 @@ from thinwire.comm import Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.core.factor_reducer import FactorReducer
 from thinwire.core.reducer import Layout, MethodWarning, Moments, Reducer, inner_reducers
-from thinwire.doors.far import warn_if_slower
+from thinwire.doors.far import Chosen, WhenFar, choose
 from thinwire.doors.handle import Handle as Handle
 from thinwire.doors.levels import ddp_inside
 from thinwire.methods.dad.dad import DAD
@@ -47,6 +47,7 @@ class DDPHandle(Handle):
     def __init__(self, reducer: Reducer[Any, Any], buckets: Buckets, layers: Layers | None = None):
         super().__init__(buckets.steps)
         self.reducer, self.buckets, self.layers = reducer, buckets, layers
+        self.chosen = Chosen(reducer)
 
     def metrics(self) -> dict[str, float]:
         beside = self.layers or self.buckets.squares
@@ -55,7 +56,7 @@ class DDPHandle(Handle):
         if self.layers is not None and "density" in both:  # entries sent of all entries
             every, factored = sum(p.numel() for p in self.buckets.steps.parameters.values()), self.layers.numel
             both["density"] = (found["density"] * every + told["density"] * factored) / (every + factored)
-        return found | told | both
+        return found | told | both | self.chosen.metrics()
 
     def residual_norm(self) -> float:
         beside = self.layers.residual_norm() if self.layers is not None else 0.0
@@ -97,6 +98,7 @@ def wrap(
     boundary: Callable[[str, Tensor], Tensor] | None = None,
     check_every: int = 100,
     scaler: Any = None,
+    when_far: WhenFar = "fall_back",
     process_group: dist.ProcessGroup | None = None,
     **ddp: Any,
 ) -> DDP:
@@ -104,16 +106,20 @@ def wrap(
 
     grain: what one call of the method sees: each tensor, each of DDP's buckets, or the whole model in one vector.
     overlap: reduce beside the backward pass. check_every: steps between looks at whether replicas are still equal.
-    scaler: the GradScaler, if there is one, so that residuals follow its scale. share, boundary: see distributed
-    auto-differentiation. Everything else goes to DDP.
+    scaler: the GradScaler, if there is one, so that residuals follow its scale. when_far: whether a method that is
+    slower than DDP's fp16 hook on a link with latency makes way for `Cast(Dense())` or is kept. share, boundary: see
+    distributed auto-differentiation. Everything else goes to DDP.
     """
     reducer = reducer_of(reducer)
     rest = (reducer.rest or Dense()) if isinstance(reducer, FactorReducer) else reducer
     options = _options(rest, grain, overlap, check_every, scaler)
     group = process_group or dist.distributed_c10d._get_default_group()
-    comm = _joined(model, reducer, options, group)
+    comm = _joined(model, reducer, options, when_far, group)
+    chosen = choose(model, reducer, comm, when_far, stacklevel=2)
+    if chosen.fell_back:
+        reducer = rest = chosen.reducer
+        options = _options(rest, grain, overlap, check_every, scaler)
     warn_without_memory(rest, stacklevel=3)
-    warn_if_slower(model, reducer, comm, stacklevel=3)
     layers = None
     if isinstance(reducer, FactorReducer):
         for_layers: Any = {"share": share, "boundary": boundary, "check_every": check_every, "scaler": scaler}
@@ -130,7 +136,7 @@ def wrap(
         wrapped = DDP(model, process_group=process_group, **ddp)
     if layers is not None:
         layers.install(wrapped)
-    _attach(wrapped, reducer, rest, layers, comm, options)
+    _attach(wrapped, reducer, rest, layers, comm, options).chosen = chosen
     return wrapped
 
 
@@ -142,6 +148,7 @@ def attach(
     overlap: bool | None = None,
     check_every: int = 100,
     scaler: Any = None,
+    when_far: WhenFar = "fall_back",
 ) -> DDPHandle:
     """Put `reducer` in place of the all-reduce of a DDP module that somebody else made. Options as for `wrap`."""
     found = ddp_inside(ddp_model)
@@ -158,10 +165,14 @@ def attach(
     if ddp_model in _HANDLES:
         raise RuntimeError("this DDP module has a thinwire method already: detach it, and wrap a new DDP module")
     options = _options(reducer, grain, overlap, check_every, scaler)
-    comm = _joined(ddp_model.module, reducer, options, ddp_model.process_group)
+    comm = _joined(ddp_model.module, reducer, options, when_far, ddp_model.process_group)
+    chosen = choose(ddp_model.module, reducer, comm, when_far, stacklevel=2)
+    if chosen.fell_back:
+        reducer, options = chosen.reducer, _options(chosen.reducer, grain, overlap, check_every, scaler)
     warn_without_memory(reducer, stacklevel=3)
-    warn_if_slower(ddp_model.module, reducer, comm, stacklevel=3)
-    return _attach(ddp_model, reducer, reducer, None, comm, options)
+    attached = _attach(ddp_model, reducer, reducer, None, comm, options)
+    attached.chosen = chosen
+    return attached
 
 
 def handle(ddp_model: nn.Module) -> DDPHandle:
@@ -193,7 +204,9 @@ def _options(
     )
 
 
-def _joined(model: nn.Module, reducer: Reducer[Any, Any], options: _Options, group: dist.ProcessGroup) -> TorchComm:
+def _joined(
+    model: nn.Module, reducer: Reducer[Any, Any], options: _Options, when_far: WhenFar, group: dist.ProcessGroup
+) -> TorchComm:
     """The workers, once they have agreed on what they are about to do; before anything that could hang if not."""
     check_trainable(model)
     _check_dense(model)
@@ -204,6 +217,7 @@ def _joined(model: nn.Module, reducer: Reducer[Any, Any], options: _Options, gro
         "grain": options.grain,
         "overlap": str(options.overlap),
         "check_every": str(options.check_every),
+        "when_far": when_far,
         "scaler": "a GradScaler" if options.scaler is not None else "none",
         "model": "; ".join(shapes),
         "torch version": torch.__version__.split("+")[0],

@@ -54,7 +54,7 @@ def wrap_model(model: nn.Module, optimizer: Optimizer, run: Run, world: int) -> 
     if isinstance(method, LocalSteps):
         own = take_local_steps(model, optimizer, method)
         return Wrapped(model, _Told(own), own.state_dict, own.load_state_dict, own.anchored, own.finish)
-    net = wrap(model, method, grain=run.grain, overlap=run.overlap, **ddp)  # type: ignore[arg-type]
+    net = wrap(model, method, grain=run.grain, overlap=run.overlap, when_far="keep", **ddp)  # type: ignore[arg-type]
     ours = handle(net)
     return Wrapped(net, _Told(ours), ours.state_dict, ours.load_state_dict)
 
