@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numba
 import pytest
 import torch
 
+import forked
 from lab_runs import write_run
 from thinwire import kernels
 from thinwire.cli import main as cli
@@ -249,10 +249,8 @@ def test_kernels_that_are_cached_are_not_worth_a_word(
 
 def test_a_typo_in_the_example_is_one_line() -> None:
     example = Path(__file__).parent.parent.parent / "examples" / "train.py"
-    command = [sys.executable, str(example), "ErrorFeedback(TopKay(0.01))"]
-    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=where)
-    assert done.returncode == 1 and "did you mean TopK" in done.stderr and len(done.stderr.splitlines()) == 1
+    code, said = forked.workers(1, [str(example), "ErrorFeedback(TopKay(0.01))"], dict(os.environ))
+    assert code == 1 and "did you mean TopK" in said and len(said.splitlines()) == 1
 
 
 def test_a_report_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """Local steps in bad company: steps that are not finite, edits, odd models; and what is told and refused."""
 
-import subprocess
-import sys
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
+import forked
 import local_cases as cases
 import thinwire
 from local_cases import adamw, anchors, batches, flat, net, step, unsent
@@ -305,13 +305,10 @@ def test_one_handle_an_optimizer_and_none_after_detach():
     crew(2, work)
 
 
-def test_the_example_runs(monkeypatch):
-    monkeypatch.setenv("THINWIRE_KERNELS", "reference")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_the_example_runs():
     example = Path(__file__).parents[2] / "examples" / "local_steps.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=127.0.0.1:0", str(example), "60"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert "2 workers" in done.stdout
-    assert float(done.stdout.split("accuracy ")[1].split("%")[0]) > 60
+    kernels = {"THINWIRE_KERNELS": "reference", "OMP_NUM_THREADS": "1"}
+    code, said = forked.workers(2, [str(example), "60"], os.environ | kernels)
+    assert code == 0, said
+    assert "2 workers" in said
+    assert float(said.split("accuracy ")[1].split("%")[0]) > 60

@@ -195,26 +195,15 @@ def test_a_marked_command_runs(words):
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, env=where)
         code, said = done.returncode, done.stdout + done.stderr
     else:
-        code, said = as_torchrun(list(words[1:]), where | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        asked = get_args_parser().parse_args(words[1:])
+        script = [str(ROOT / asked.training_script), *asked.training_script_args]
+        code, said = forked.workers(int(asked.nproc_per_node), script, where)
     assert code == 0, said
     if words[0] == "torchrun":
         accuracy, sent = figures(said)
         assert accuracy > 94, said
         for shown in SHOWN.get(tuple(words), []):  # accuracy differs between machines, bytes do not
             assert abs(shown[0] - accuracy) <= 3 and shown[1] == sent, f"a page shows {shown}, this is {said}"
-
-
-def as_torchrun(words: list[str], where: dict[str, str]) -> tuple[int, str]:
-    """What torchrun makes of its words, in workers that are forked: the highest exit code, and all that was said."""
-    asked = get_args_parser().parse_args(words)
-    script, world = str(ROOT / asked.training_script), int(asked.nproc_per_node)
-    workers = []
-    for rank in map(str, range(world)):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        command = [sys.executable, script, *asked.training_script_args]
-        workers.append(forked.Popen(command, env=where | own, stderr=forked.PIPE))
-    said = "".join(one.communicate(timeout=240)[1] for one in workers)
-    return max(abs(one.poll() or 0) for one in workers), said
 
 
 @pytest.mark.parametrize("name", ["quickstart_sgd.py", "quickstart_adamw.py", "resume.py", "my_task.py"])
