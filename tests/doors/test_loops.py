@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from examples_of_methods import EXAMPLES, REPRESENTATIVES
 from loop_cases import TABLE, Outcome
 from processes import launch
 
@@ -41,3 +42,13 @@ def test_a_model_may_be_wrapped_anew_with_another_method_and_the_old_wrap_says_s
     for outcome, told in launch(2, "loop_cases:from_one_method_to_another"):
         assert outcome.moved > 1e-3 and outcome.apart < 1e-4, outcome
         assert "the model in here was wrapped anew" in told
+
+
+def test_a_grad_scaler_changes_no_bit():
+    """Scales are powers of two, so whatever is in gradient units can follow them exactly."""
+    factors = [spelling for spelling in EXAMPLES if "DAD" in spelling]
+    control = "ErrorFeedback(ExDyna(0.05, topology='official', control='official'))"
+    for found in launch(
+        2, "loop_cases:under_a_scaler", spellings=[*REPRESENTATIVES, *factors, control, "DeMo(4, chunk=8)"]
+    ):
+        assert {spelling: apart for spelling, apart in found.items() if apart} == {}

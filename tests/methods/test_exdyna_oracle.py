@@ -21,6 +21,8 @@ class Oracle:
         self.n, self.ng, self.k = workers, numel, min(numel, max(1, math.floor(method.density * numel + 1e-9)))
         self.residuals = [[0.0] * numel for _ in range(workers)]
         self.t, self.delta, self.reach, self.trend, self.lost = 0, None, 0.1, 0.0, False
+        if self.control == "official":
+            self.delta = 1 / (2 * math.sqrt(self.k))
         self.margin = 1.0
         self.fullest, self.loads = 0.0, None
         if self.topology == "static":
@@ -73,9 +75,7 @@ class Oracle:
             self.fullest = 0.0
             return self.send(range(self.ng)), None
         if self.delta is None:
-            published = 1 / (2 * math.sqrt(self.k))
-            middle = median(self.kth(row) for row in a)
-            self.delta = published if self.control == "official" else min(max(middle, 1e-30), 1e30)
+            self.delta = min(max(median(self.kth(row) for row in a), 1e-30), 1e30)
 
         chosen, above, far_above = [], [], 0
         for rank in range(self.n):

@@ -228,6 +228,29 @@ def from_one_method_to_another() -> tuple[Outcome, str]:
     return _compared(traces["ours"], traces["DDP"]), told
 
 
+def under_a_scaler(spellings: list[str], steps: int = 6) -> dict[str, float]:
+    """How far parameters end from those of a run without the GradScaler, whose scale is a power of two and grows."""
+    return {
+        spelling: float((_scaled(spelling, steps, True) - _scaled(spelling, steps, False)).abs().max())
+        for spelling in spellings
+    }
+
+
+def _scaled(spelling: str, steps: int, enabled: bool) -> Tensor:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3, enabled=enabled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = thinwire.wrap(one.net(), spelling, scaler=scaler)
+    optimizer = one.sgd(model)
+    for batch in one.data(steps, rows=64):
+        optimizer.zero_grad()
+        scaler.scale(one.loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    thinwire.handle(model).detach()
+    return _numbers(model)
+
+
 def _compared(ours: list[Tensor], expected: list[Tensor]) -> Outcome:
     assert len(ours) == len(expected), "another number of steps"
     moved = float((expected[-1] - expected[0]).abs().max())

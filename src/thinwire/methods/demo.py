@@ -33,6 +33,7 @@ from thinwire.exchange.chunks import Tiles
 class DeMoState:
     tiles: list[Tiles] = memory.derived()
     momentum: Tensor = memory.unsent()  # m: what was handed in, forgotten slowly, and not sent
+    unit: float = memory.alike(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class DeMo(Reducer[Tensor, DeMoState]):
         else:
             self._exchange(momentum, tiles, comm, out)
         if self.sign:
-            out.sign_()
+            out.sign_().mul_(state.unit)  # a GradScaler divides by its scale what comes out
 
     def _exchange(self, momentum: Tensor, tiles: list[Tiles], comm: Comm, out: Tensor) -> None:
         waves = [transformed(each.cut(momentum)) for each in tiles]

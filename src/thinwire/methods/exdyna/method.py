@@ -77,7 +77,9 @@ class ExDyna(Reducer[Tensor, ExDynaState]):
         return cls(density, topology="official", control="official")
 
     def init(self, layout: Layout, /) -> ExDynaState:
-        return ExDynaState(layout.numel, count(self.density, layout.numel))
+        state = ExDynaState(layout.numel, count(self.density, layout.numel))
+        CONTROLS[self.control].begin(state)
+        return state
 
     def reduce(self, x: Tensor, state: ExDynaState, comm: Comm, out: Tensor, /) -> None:
         control = CONTROLS[self.control]

@@ -21,6 +21,9 @@ REPORT = 24  # bytes before a worker's indices: two counts and a magnitude
 class FastControl:
     """Of what lies above the threshold a worker sends the largest, as many as it has slots for."""
 
+    def begin(self, state: ExDynaState) -> None:
+        """The first threshold is measured, in the first step."""
+
     def measure(self, x: Tensor, density: float, comm: Comm) -> list[float]:
         """Every worker's first threshold, as bytes, which no cast of values touches."""
         value = kernels.quantile(x, density)

@@ -71,11 +71,15 @@ def scale(control: Control, sent: int, target: int) -> None:
 class PublishedControl:
     """In the place of `picks.FastControl`."""
 
+    def begin(self, state: ExDynaState) -> None:
+        """The first threshold is a constant: it is set before the first step, so that it follows the loss scale."""
+        state.control.set(1 / (2 * math.sqrt(max(1, state.target))))
+
     def measure(self, x: Tensor, density: float, comm: Comm) -> list[float]:
         return []
 
     def start(self, state: ExDynaState, measured: list[float]) -> None:
-        state.control.set(1 / (2 * math.sqrt(state.target)))
+        self.begin(state)
 
     def pick(self, x: Tensor, state: ExDynaState, low: int, high: int, most: int, density: float) -> Report:
         assert state.control.threshold is not None
