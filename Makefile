@@ -60,11 +60,7 @@ bench: $(VENV)/.ready  ## ratios against recorded ones, a quarter above is an er
 kills: $(VENV)/.ready  ## kill workers at random times and resume, 100 times or 10 minutes: always a whole set, the same bits
 	$(BIN)/python benchmarks/kills.py --kills 100 --seconds 600
 
-$(VENV)/.docs-ready: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	touch $@
-
-docs: $(VENV)/.docs-ready  ## the documents as a site in build/site, readable without a network; a broken link is an error
+docs: $(VENV)/.ready  ## the documents as a site in build/site, readable without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 	@echo "Open build/site/index.html"
 
