@@ -13,11 +13,12 @@ from thinwire.cli.options import Asked, Methods, Out, with_settings
 from thinwire.cli.talk import Json, loading, numbers, told
 from thinwire.lab import LabError
 
-STUDIES = ("sparse", "exdyna", "variance", "rank", "frontier")
+STUDIES = ("sparse", "exdyna", "variance", "rank", "frontier", "sites")
 
 
 @app.command(
-    epilog="Examples:\n\nthinwire study sparse --quick\n\nthinwire study exdyna --task cifar10 --model resnet8\n\n"
+    epilog="Examples:\n\nthinwire study sparse --quick\n\nthinwire study sites --size 0.8M\n\n"
+    "thinwire study exdyna --task cifar10 --model resnet8\n\n"
     "thinwire study frontier --task stdlib --workers 4 --rehearse --seeds 3 "
     "--method 'LocalSteps(Dense(), every=50)'\n\n"
     "thinwire study exdyna --rehearse --only density=0.01 --only seed=0 --page\n\n"
@@ -65,6 +66,8 @@ def study(
     factors, muon_factors = (numbers(t, o, "1,0.3,3") for t, o in ((rates, "--rates"), (muon_rates, "--muon-rates")))
     chosen_optimizers = _optimizers(optimizers)
     loading()
+    if name == "sites":
+        return _sites(asked, out, json)
     from thinwire.lab.pages import show
     from thinwire.lab.run.settings import choose_link, out_folder, settle
     from thinwire.lab.studies import grids, kept, studies
@@ -112,6 +115,34 @@ def typed(words: list[str]) -> str:
             continue
         left.append(word)
     return shlex.join(["thinwire", *left])
+
+
+def _sites(asked: dict[str, Any], out: Path | None, json: bool) -> None:
+    """Predictions for a grid of links: no runs, no link, no rights."""
+    from json import dumps
+
+    import torch
+
+    from thinwire import plan
+    from thinwire.lab.pages import show
+    from thinwire.lab.records.files import write_text
+    from thinwire.lab.studies import sites
+    from thinwire.lab.tasks import load_task
+    from thinwire.lab.tasks.data import default_folder
+
+    if asked["link"]:
+        raise LabError("the study sites goes through links of its own: leave out --link")
+    torch.set_num_threads(1)
+    model = load_task(asked["task"], asked["model"], default_folder()).model()
+    folder = out or Path("runs", "study-sites")
+    folder.mkdir(parents=True, exist_ok=True)
+    with show.waiting(told.notes, "links", len(sites.RATES) * len(sites.TRIPS)) as advance:
+        name = "/".join(filter(None, (asked["task"], asked["model"])))
+        found = sites.predicted(plan.layout_of(model), name, [asked["workers"]], advance)
+    write_text(folder / "sites.json", dumps(found, indent=1) + "\n")
+    write_text(folder / "sites.md", sites.table(found))
+    sites.picture(found).write(folder / "sites.svg")
+    told.answer(found, sites.table(found), f"Picture: {folder / 'sites.svg'}", as_json=json)
 
 
 def counted(texts: Any) -> dict[str, int]:
