@@ -11,7 +11,8 @@ PAPERS: dict[str, list[Claim | Row]] = {
     "Sparse communication (random block)": [
         Row("Compressing has a cost of its own.", "selection and codec alone", "`python benchmarks/kernels.py`",
             "1.6 passes over the gradient for ExDyna, 2.8 for Variance ([table](speed.md#kernels))", HOLDS),
-        Claim("Three parameters decide how schemes perform.", "sparse", ALL, c.three_parameters),
+        Claim("Three parameters decide how schemes perform (which three is our guess).", "sparse", ALL,
+              c.three_parameters),
         Claim("Random block sends less and stays close to SGD.", "sparse", ALL, c.close_to_sgd),
     ],
     "Variance-based compression": [
