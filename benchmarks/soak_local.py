@@ -1,38 +1,17 @@
-"""Training drawn at random, with faults, resumes and other numbers of workers: do the laws always hold?
+"""Lives of local steps, in threads: collectives that break, full disks, resumes, other numbers of workers."""
 
-    python benchmarks/soak.py --seconds 1800 --seed 0
-    python benchmarks/soak.py --case soak-0-12.json
-
-A case is a recipe and a few lives of it, in threads, by local steps. A life goes on from the set that the last one
-saved, perhaps with another number of workers, takes some steps in one kind of loop and saves. In it something may go
-wrong on one rank: a collective breaks, or the disk is full. After each life the replicas are equal to the bit; a disk
-that was full has left no trace, to the bit; methods that send everything end where `Dense` does. A case that fails is
-made smaller, written, and `--case` runs it again.
-"""
-
-import argparse
 import errno
-import json
-import os
 import random
-import sys
 import tempfile
-import time
-import traceback
-import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 import thinwire
 from thinwire.comm.protocol import PeerFailed
 from thinwire.comm.threads import CrewComm, crew
-from thinwire.kernels import warm
 from thinwire.step import sets
 from thinwire.testing.atomicity import Breaking, Breaks
 
@@ -64,7 +43,8 @@ def drawn(rng: random.Random) -> Case:
     ]
     frozen = rng.random() < 0.3
     return {
-        "method": rng.choice(METHODS), "every": every, "seed": rng.randrange(1000), "frozen": frozen, "lives": lives
+        "door": "local", "method": rng.choice(METHODS), "every": every, "seed": rng.randrange(1000), "frozen": frozen,
+        "lives": lives,
     }  # fmt: skip
 
 
@@ -153,25 +133,7 @@ def _save_on_a_full_disk(handle: thinwire.LocalHandle, folder: Path, hit: bool) 
 FULL = {"rank": -1}
 
 
-def outcome(case: Case) -> str | None:
-    """What is wrong with how a case went; None if nothing is."""
-    try:
-        ends = _lived(case)
-        if not any(life["fault"] == "wire" for life in case["lives"]):
-            if any(life["fault"] for life in case["lives"]):
-                calm = case | {"lives": [life | {"fault": None} for life in case["lives"]]}
-                if not all(map(torch.equal, ends, _lived(calm))):
-                    return "a disk that was full has left a trace"
-            if case["method"] in EXACT:
-                for one, twin in zip(ends, _lived(case | {"method": "Dense()"}), strict=True):
-                    if not torch.allclose(one, twin, rtol=1e-4, atol=1e-5):
-                        return f"{case['method']} ends {float((one - twin).abs().max())} away from Dense()"
-    except Exception as error:
-        return "".join(traceback.format_exception(error)[-8:])
-    return None
-
-
-def _lived(case: Case) -> list[Tensor]:
+def lived(case: Case) -> list[Tensor]:
     """The parameters after each life, which all workers must have alike."""
     ends = []
     with tempfile.TemporaryDirectory() as name:
@@ -185,53 +147,8 @@ def _lived(case: Case) -> list[Tensor]:
     return ends
 
 
-def shrunk(case: Case) -> Case:
-    """Without the lives, faults and steps that it can do without."""
-    at = 0
-    while at < len(case["lives"]):
-        lives, life = case["lives"], case["lives"][at]
-        calmer = [[], [life | {"fault": None}], [life | {"rounds": 1}], [life | {"loop": "plain"}]]
-        for fewer in calmer:
-            tried = case | {"lives": lives[:at] + fewer + lives[at + 1 :]}
-            if tried != case and tried["lives"] and outcome(tried):
-                case = tried
-                break
-        else:
-            at += 1
-    return case
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1800)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--case", type=Path, help="run this one again")
-    parser.add_argument("--out", type=Path, default=Path(), help="where a case that fails is written")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    warm()
-    if asked.case:
-        why = outcome(json.loads(asked.case.read_text()))
-        print(why or "this case goes well")
-        return 1 if why else 0
-    began, number = time.monotonic(), 0
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bars:
-        bar = bars.add_task("soak", total=asked.seconds)
-        while not number or time.monotonic() - began < asked.seconds:
-            case = drawn(random.Random(f"soak {asked.seed} {number}"))
-            if outcome(case):
-                case = shrunk(case)
-                path = asked.out / f"soak-{asked.seed}-{number}.json"
-                path.write_text(json.dumps(case, indent=1) + "\n")
-                bars.stop()
-                print(f"case {number} of --seed {asked.seed}:\n{outcome(case)}\n--case {path} runs it again")
-                return 1
-            number += 1
-            bars.update(bar, completed=time.monotonic() - began, description=f"soak, {number} cases")
-    print(f"{number} cases in {time.monotonic() - began:.0f} s: the laws held in all (--seed {asked.seed})")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def calmed(case: Case) -> Case | None:
+    """The case without what leaves no trace; None where something may: a broken exchange goes with the next one."""
+    if any(life["fault"] == "wire" for life in case["lives"]):
+        return None
+    return case | {"lives": [life | {"fault": None} for life in case["lives"]]}
