@@ -219,4 +219,5 @@ def _read_cell(cell: dict[str, Any], metric: str) -> Kept:
 
 
 def read_all(folder: Path) -> dict[str, File]:
-    return {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+    """All files NAME-TASK.json in a folder; one without a task (sites.json) is of another kind."""
+    return {path.stem: read(path) for path in sorted(folder.glob("*-*.json"))}
