@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import thinwire
 from thinwire import CheckpointError
 from thinwire.comm import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.step import sets
 
 WORLD, SETS = 2, 2
@@ -35,7 +35,7 @@ class Checkpoints(Fuzzer):
         super().__init__(folder)
         self.whole, self.here = folder / "whole", folder / "here"
         self.right: dict[str, list[list[Tensor]]] = {}  # by set, by rank
-        crew(WORLD, self._save)
+        in_threads(WORLD, self._save)
         self.order = sorted(path.name for path in self.whole.iterdir() if path.is_dir())
 
     def _save(self, comm: Comm) -> None:
@@ -76,7 +76,7 @@ class Checkpoints(Fuzzer):
 
         newest = next((name for name in reversed(self.order) if self._is_whole(name)), None)
         try:
-            found = crew(case["world"], load)
+            found = in_threads(case["world"], load)
         except CheckpointError as error:
             if newest is not None and not forged:
                 raise Wrong(f"{newest} is whole and was not taken: {error}") from error

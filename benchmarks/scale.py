@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py [--entries 500000] [--steps 60] [--density 0.01] [--only LowBit]
 
-Up to 16 workers are threads that really exchange (`thinwire.comm.crew`): the bytes are those on the ledger of the
+Up to 16 workers are threads that really exchange (`thinwire.comm.threads`): the bytes are those on the ledger of the
 busiest worker, over the second half of the steps, because residuals, and loads with them, change most in the first.
 64 and 256 workers are simulated: ExDyna and MiCRO by all their workers' decisions without the exchange
 (`thinwire.lab.ranks`), the union of Top-k by the same on rows of a matrix, the others by a dry run of the real
@@ -24,7 +24,7 @@ from torch import Tensor
 from thinwire import Layout, Reducer, kernels, parse
 from thinwire.comm import Comm, Ledger
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core.draws import mix64
 from thinwire.core.factors import Factors
 from thinwire.exchange import bytes as wire
@@ -99,7 +99,7 @@ def wire_by_threads(method: Reducer[Any, Any], gradients: Gradients, workers: in
             method.reduce(known(method, gradients(step, comm.rank), layout), state, comm, out)
         return comm.ledger.wire - before
 
-    return max(crew(workers, work, timeout=1800)) / (steps - steps // 2)
+    return max(in_threads(workers, work, timeout=1800)) / (steps - steps // 2)
 
 
 def wire_by_dry_run(method: Reducer[Any, Any], gradients: Gradients, workers: int, steps: int) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire.comm.protocol import PeerFailed
-from thinwire.comm.threads import CrewComm, crew
+from thinwire.comm.threads import ThreadComm, in_threads
 from thinwire.step import sets
 from thinwire.testing.atomicity import Breaking, Breaks
 
@@ -48,7 +48,7 @@ def drawn(rng: random.Random) -> Case:
     }  # fmt: skip
 
 
-def train(case: Case, life: Case, number: int, folder: Path, comm: CrewComm) -> Tensor:
+def train(case: Case, life: Case, number: int, folder: Path, comm: ThreadComm) -> Tensor:
     """One life of one worker; its parameters at the end."""
     model = nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.ReLU(), nn.Linear(10, 3))
     weights = torch.Generator().manual_seed(case["seed"])
@@ -138,7 +138,7 @@ def lived(case: Case) -> list[Tensor]:
     ends = []
     with tempfile.TemporaryDirectory() as name:
         for number, life in enumerate(case["lives"]):
-            found = crew(life["world"], lambda comm, n=number, one=life: train(case, one, n, Path(name), comm))
+            found = in_threads(life["world"], lambda comm, n=number, one=life: train(case, one, n, Path(name), comm))
             if not all(torch.equal(one, found[0]) for one in found):
                 raise AssertionError(f"replicas differ after life {number}: {life}")
             if not bool(found[0].isfinite().all()):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from thinwire import Layout, Reducer, parse
 from thinwire.capture.layers.squares.second_moments import SecondMoments
 from thinwire.comm import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core.reducer import Moments
 from thinwire.lab.tasks.models import mlp
 
@@ -78,7 +78,7 @@ def train(method: Reducer[Any, Any], optimizer: str, seed: int) -> Trained:
             accuracy = (model(x[test]).argmax(1) == y[test]).float().mean().item()
         return Trained(100 * accuracy, comm.ledger.payload / STEPS, comm.ledger.picked / STEPS, layout.numel)
 
-    workers = crew(WORLD, work)
+    workers = in_threads(WORLD, work)
     payload, picked = (statistics.mean(w[i] for w in workers) for i in (1, 2))
     return workers[0]._replace(payload=payload, picked=picked)
 

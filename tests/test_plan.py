@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core.reducer import Layout
 from thinwire.exchange.price import ROLL_CALL, _made_up, prices
 from thinwire.plan import (
@@ -58,7 +58,7 @@ def test_a_dry_run_costs_what_the_method_costs_for_real(method: str) -> None:
         # What has a memory calls the roll before it touches it.
         return [("all_gather", ROLL_CALL)] * (state is not None) + comm.ledger.entries
 
-    for entries in crew(4, work):
+    for entries in in_threads(4, work):
         assert [op for op, _ in entries] == [op for op, _ in cost.entries]
         assert sum(size for _, size in entries) == pytest.approx(cost.payload, rel=0.02)
 

@@ -16,7 +16,7 @@ from torch import nn
 import thinwire
 from examples_of_methods import EXAMPLES
 from thinwire import Dense, ErrorFeedback, LocalSteps, Outer, PowerSGD, RandomBlock, RankDAD, Reducer, TopK
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core.spelled import Spelled
 from thinwire.spelling import NAMES, TABLE, SpellingError, parse, recipe_of, reducer_of, same, spell
 from thinwire.wrappers.anchored import Anchored
@@ -285,4 +285,4 @@ def test_a_checkpoint_that_was_spelled_by_version_0_1_loads():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", thinwire.MethodWarning)
-        crew(1, work)
+        in_threads(1, work)

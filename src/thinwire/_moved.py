@@ -37,6 +37,7 @@ MOVED = {
     "methods.rank_dad": "methods.dad.rank_dad",
     "methods.variance_strom": "methods.variance.variance_strom",
 }
+RENAMED = {"crew": "in_threads", "Crew": "ThreadWorkers", "CrewComm": "ThreadComm", "Room": "MessageRoom"}
 
 
 class Moved(ModuleType):
@@ -50,7 +51,7 @@ class Moved(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)  # whoever walks through sys.modules must not load anything
         for place in self.__dict__["_places"]:
-            found = getattr(import_module(place), name, None)
+            found = getattr(import_module(place), RENAMED.get(name, name), None)
             if found is not None:
                 return found
         raise AttributeError(f"{self.__name__} has no {name}: it lives in {', '.join(self.__dict__['_places'])} now")

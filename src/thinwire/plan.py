@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thinwire.capture.changes.rounds import ROLL_CALL as ROUND_CALL
+from thinwire.capture.changes.exchanges import ROLL_CALL as ROUND_CALL
 from thinwire.comm.link import FRAMING as FRAMING
 from thinwire.comm.link import Link
 from thinwire.core.reducer import Layout, Reducer

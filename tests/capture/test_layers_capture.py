@@ -14,7 +14,7 @@ from dad_worker import ARCHITECTURES, attach, batch, build, distance, distribute
 from thinwire import DAD, MethodWarning
 from thinwire.capture.layers.factors.capture import Layers
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import CrewComm, crew
+from thinwire.comm.threads import ThreadComm, in_threads
 from thinwire.step.lanes import Beside, Inline
 from transformers_like import Conv1D
 
@@ -39,7 +39,7 @@ def test_every_trainable_parameter_goes_exactly_one_way(name):
     model = build(name)
     expected = {n for n, p in model.named_parameters() if p.requires_grad}
     layers = Layers(model, DAD(unroll=True), DryComm(2))
-    by_factors = [slot.weight for slot in layers.engine.slots]
+    by_factors = [slot.weight for slot in layers.exchange.slots]
     by_ddp = [p for n, p in model.named_parameters() if n not in layers.ignored and p.requires_grad]
     everyone = [id(p) for p in by_factors + by_ddp]
     assert len(everyone) == len(set(everyone)) == len(expected)
@@ -87,7 +87,7 @@ def test_a_use_outside_the_layer_is_exact_in_every_step_and_averaged_once_known(
     models = [build("tied by a function") for _ in range(2)]
     wanted = [pooled("tied by a function", [3, 3], step)["embedding.weight"] for step in range(3)]
 
-    def work(comm: CrewComm) -> tuple[list[float], list[str]]:
+    def work(comm: ThreadComm) -> tuple[list[float], list[str]]:
         model, off = models[comm.rank], []
         layers = attach(model, DAD(), comm)
         for step in range(3):
@@ -96,7 +96,7 @@ def test_a_use_outside_the_layer_is_exact_in_every_step_and_averaged_once_known(
             off.append(float((model.embedding.weight.grad - wanted[step]).abs().max()))
         return off, [row["mode"] for row in layers.plan() if row["layer"] == "embedding.weight"]
 
-    for off, modes in crew(2, work):
+    for off, modes in in_threads(2, work):
         assert max(off) < 1e-12
         assert modes == ["dense"]
 
@@ -110,7 +110,7 @@ def test_micro_batches_add_up_to_one_batch(name, silently):
     """In no_sync nothing is sent until the last; without it every micro-batch is exchanged, to the same effect."""
     sent: list[int] = []
 
-    def work(comm: CrewComm) -> dict[str, Tensor | None]:
+    def work(comm: ThreadComm) -> dict[str, Tensor | None]:
         model = models[comm.rank]
         layers = attach(model, DAD(), comm)
         start = comm.ledger.payload
@@ -119,19 +119,19 @@ def test_micro_batches_add_up_to_one_batch(name, silently):
             loss_of(model(batch(name, comm.rank, 2, step))).backward()
             sent.append(comm.ledger.payload - start)
             if silently and step < 2:
-                assert all(slot.weight.grad is None for slot in layers.engine.slots)
-        return {slot.names[0]: slot.weight.grad for slot in layers.engine.slots}
+                assert all(slot.weight.grad is None for slot in layers.exchange.slots)
+        return {slot.names[0]: slot.weight.grad for slot in layers.exchange.slots}
 
     models = [build(name) for _ in range(2)]
     wanted = [pooled(name, [2, 2], step) for step in range(3)]
-    for found in crew(2, work):
+    for found in in_threads(2, work):
         total = {key: sum(part[key] for part in wanted) for key in found}
         assert distance(found, total) < 1e-12
     assert sorted(sent)[:4] == [0] * 4 if silently else min(sent) > 0
 
 
 def test_several_forward_passes_before_one_backward_pass_and_the_other_way_round():
-    def work(comm: CrewComm) -> tuple[Any, Any]:
+    def work(comm: ThreadComm) -> tuple[Any, Any]:
         model = models[comm.rank]
         attach(model, DAD(), comm)
         first, second = (batch("mlp", comm.rank, rows, rows) for rows in (2, 3))
@@ -154,13 +154,13 @@ def test_several_forward_passes_before_one_backward_pass_and_the_other_way_round
     for rank in range(2):
         loss_of(plain(batch("mlp", rank, 2, 2))).backward()  # twice, halved
     twice = {key: value for key, value in gradients(plain).items() if key in weights}
-    for together, again in crew(2, work):
+    for together, again in in_threads(2, work):
         assert distance(together, both) < 1e-12
         assert distance(again, twice) < 1e-12
 
 
 def test_forward_passes_that_nobody_differentiates_cost_nothing():
-    def work(comm: CrewComm) -> list[int]:
+    def work(comm: ThreadComm) -> list[int]:
         model = models[comm.rank]
         layers = attach(model, DAD(), comm)
         sent = []
@@ -175,7 +175,7 @@ def test_forward_passes_that_nobody_differentiates_cost_nothing():
         return sent
 
     models = [build("mlp") for _ in range(2)]
-    crew(2, work)
+    in_threads(2, work)
 
 
 # ── order ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,7 +210,7 @@ def test_workers_may_use_different_layers_in_different_orders(orders, lane, monk
     torch.manual_seed(3)
     start = Branches().double()
 
-    def work(comm: CrewComm) -> list[dict[str, Tensor | None]]:
+    def work(comm: ThreadComm) -> list[dict[str, Tensor | None]]:
         model = copy.deepcopy(start)
         attach(model, DAD(), comm, lane=lane())
         found = []
@@ -224,7 +224,7 @@ def test_workers_may_use_different_layers_in_different_orders(orders, lane, monk
     for rank, order in enumerate(orders):
         (loss_of(plain(batch("mlp", rank, 2 + rank), order)) / 2).backward()
     wanted = {f"parts.{i}.weight": plain.parts[i].weight.grad for i in range(3)}
-    for steps in crew(2, work, timeout=20):
+    for steps in in_threads(2, work, timeout=20):
         for found in steps:
             assert distance(found, wanted) < 1e-12
             assert all((found[key] is None) == (wanted[key] is None) for key in wanted)
@@ -303,10 +303,10 @@ def test_factors_in_flight_are_bounded(cap, most, monkeypatch):
     model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(6)]).double()
     models = [copy.deepcopy(model) for _ in range(2)]
 
-    def work(comm: CrewComm) -> int:
+    def work(comm: ThreadComm) -> int:
         lane = Counting()
         attach(models[comm.rank], DAD(), comm, lane=lane, in_flight=cap)
         loss_of(models[comm.rank](batch("mlp", comm.rank, 3))).backward()
         return lane.most
 
-    assert crew(2, work) == [most, most]
+    assert in_threads(2, work) == [most, most]

@@ -17,7 +17,7 @@ from thinwire import DAD, RankDAD
 from thinwire.capture.layers.factors.capture import Layers
 from thinwire.capture.layers.operations import Captured
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import CrewComm, crew
+from thinwire.comm.threads import ThreadComm, in_threads
 from thinwire.step.lanes import Inline
 
 torch.set_num_threads(1)
@@ -42,13 +42,13 @@ class Checkpointed(nn.Module):
 def test_both_kinds_of_checkpointing(reentrant):
     models = [Checkpointed(build("mlp"), reentrant) for _ in range(2)]
 
-    def work(comm: CrewComm) -> dict[str, Tensor | None]:
+    def work(comm: ThreadComm) -> dict[str, Tensor | None]:
         attach(models[comm.rank], DAD(), comm)
         loss_of(models[comm.rank](batch("mlp", comm.rank, 3))).backward()
         return {n.removeprefix("inner."): p.grad for n, p in models[comm.rank].named_parameters() if "weight" in n}
 
     wanted = {key: value for key, value in pooled("mlp", [3, 3]).items() if "weight" in key}
-    for found in crew(2, work):
+    for found in in_threads(2, work):
         assert distance(found, wanted) < 1e-12
 
 
@@ -60,15 +60,15 @@ def test_autocast_sends_half_precision_and_gives_the_gradient_of_half_precision(
         with torch.autocast("cpu", torch.bfloat16):
             return loss_of(model(batch("mlp", rank, 3).float()).float())
 
-    def work(comm: CrewComm) -> tuple[Any, int]:
+    def work(comm: ThreadComm) -> tuple[Any, int]:
         layers = attach(models[comm.rank], DAD(), comm)
         loss(models[comm.rank], comm.rank).backward()
-        return {s.names[0]: s.weight.grad for s in layers.engine.slots}, sum(r["bytes"] for r in layers.plan())
+        return {s.names[0]: s.weight.grad for s in layers.exchange.slots}, sum(r["bytes"] for r in layers.plan())
 
     for rank in range(2):
         (loss(model, rank) / 2).backward()
     wanted = {key: value for key, value in gradients(model).items() if "weight" in key}
-    for found, sent in crew(2, work):
+    for found, sent in in_threads(2, work):
         assert distance(found, wanted) < 0.02
         assert found["0.weight"].dtype is torch.float32
         assert sent == 3 * 2 * (6 + 9 + 9 + 7 + 7 + 3)
@@ -77,12 +77,12 @@ def test_autocast_sends_half_precision_and_gives_the_gradient_of_half_precision(
 def test_half_precision_models_travel_in_half_precision():
     models = [build("mlp").bfloat16() for _ in range(2)]
 
-    def work(comm: CrewComm) -> tuple[Any, int]:
+    def work(comm: ThreadComm) -> tuple[Any, int]:
         layers = attach(models[comm.rank], DAD(), comm)
         loss_of(models[comm.rank](batch("mlp", comm.rank, 3).bfloat16())).backward()
-        return {s.names[0]: s.weight.grad for s in layers.engine.slots}, sum(r["bytes"] for r in layers.plan())
+        return {s.names[0]: s.weight.grad for s in layers.exchange.slots}, sum(r["bytes"] for r in layers.plan())
 
-    for found, sent in crew(2, work):
+    for found, sent in in_threads(2, work):
         assert distance(found, {k: v.bfloat16() for k, v in pooled("mlp", [3, 3]).items() if k in found}) < 0.05
         assert found["0.weight"].dtype is torch.bfloat16
         assert sent == 3 * 2 * (6 + 9 + 9 + 7 + 7 + 3)
@@ -180,7 +180,7 @@ def test_an_error_in_the_backward_pass_reaches_the_caller_and_the_next_step_is_f
         def backward(ctx: Any, delta: Tensor) -> Tensor:
             raise ValueError("out of luck")
 
-    def work(comm: CrewComm) -> dict[str, Tensor | None]:
+    def work(comm: ThreadComm) -> dict[str, Tensor | None]:
         model = models[comm.rank]
         attach(model, DAD(), comm)
         hook = model[2].register_forward_pre_hook(lambda module, given: Broken.apply(given[0]))
@@ -191,7 +191,7 @@ def test_an_error_in_the_backward_pass_reaches_the_caller_and_the_next_step_is_f
         loss_of(model(batch("mlp", comm.rank, 3))).backward()
         return {key: value for key, value in gradients(model).items() if "weight" in key}
 
-    for found in crew(2, work):
+    for found in in_threads(2, work):
         assert distance(found, {k: v for k, v in pooled("mlp", [3, 3]).items() if "weight" in k}) < 1e-12
 
 
@@ -199,7 +199,7 @@ def test_an_error_in_the_backward_pass_reaches_the_caller_and_the_next_step_is_f
 
 
 def test_private_layers_are_nobody_elses_business():
-    def work(comm: CrewComm) -> tuple[Any, ...]:
+    def work(comm: ThreadComm) -> tuple[Any, ...]:
         model = models[comm.rank]
         with torch.no_grad():
             model[0].weight += comm.rank  # a private encoder is this worker's own from the start
@@ -208,7 +208,7 @@ def test_private_layers_are_nobody_elses_business():
         return layers.ignored, model[0].weight.clone(), model[0].weight.grad, model[2].weight.grad
 
     models = [build("mlp") for _ in range(2)]
-    (ignored, kept, own, shared), (_, other_kept, other_own, other_shared) = crew(2, work)
+    (ignored, kept, own, shared), (_, other_kept, other_own, other_shared) = in_threads(2, work)
     assert {"0.weight", "0.bias"} <= set(ignored)
     assert "4.bias" not in ignored
     assert not torch.equal(kept, other_kept)
@@ -221,7 +221,7 @@ def test_a_boundary_may_average_deltas_on_their_way_down():
     names: list[str] = []
     lock = threading.Lock()
 
-    def work(comm: CrewComm) -> tuple[Tensor, Tensor]:
+    def work(comm: ThreadComm) -> tuple[Tensor, Tensor]:
         model = models[comm.rank]
 
         def boundary(name: str, delta: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def test_a_boundary_may_average_deltas_on_their_way_down():
         return model[0].weight.grad, x
 
     models = [build("mlp") for _ in range(2)]
-    results = crew(2, work)
+    results = in_threads(2, work)
     plain = build("mlp")
     deltas, masks = [], []
     for _, x in results:
@@ -259,7 +259,7 @@ def test_states_are_saved_and_loaded_and_others_refused():
     saved = torch.load(file, weights_only=True)
     fresh = attach(build("mlp"), RankDAD(2), DryComm(1), lane=Inline())
     fresh.load_state_dict([saved])
-    assert torch.equal(fresh.engine.groups[0].state.start, layers.engine.groups[0].state.start)
+    assert torch.equal(fresh.engine.groups[0].state.start, layers.exchange.groups[0].state.start)
     with pytest.raises(ValueError, match="other layers"):
         attach(build("conv2d"), RankDAD(2), DryComm(1), lane=Inline()).load_state_dict([saved])
 
@@ -267,13 +267,13 @@ def test_states_are_saved_and_loaded_and_others_refused():
 def test_after_detaching_the_exact_mean_is_exchanged():
     models = [build("mlp") for _ in range(2)]
 
-    def work(comm: CrewComm) -> dict[str, Tensor | None]:
+    def work(comm: ThreadComm) -> dict[str, Tensor | None]:
         layers = attach(models[comm.rank], RankDAD(1), comm)
         layers.detach(DAD())
         loss_of(models[comm.rank](batch("mlp", comm.rank, 3))).backward()
         return {key: value for key, value in gradients(models[comm.rank]).items() if "weight" in key}
 
-    for found in crew(2, work):
+    for found in in_threads(2, work):
         assert distance(found, {k: v for k, v in pooled("mlp", [3, 3]).items() if "weight" in k}) < 1e-12
 
 
@@ -283,7 +283,7 @@ def test_images_of_different_sizes_meet():
     sizes = [(6, 9), (8, 7)]
     images = [torch.randn(2 + rank, 2, *size, dtype=torch.float64) for rank, size in enumerate(sizes)]
 
-    def work(comm: CrewComm) -> dict[str, Tensor | None]:
+    def work(comm: ThreadComm) -> dict[str, Tensor | None]:
         model = copy.deepcopy(start)
         attach(model, DAD(), comm)
         model(images[comm.rank]).square().sum().backward()
@@ -292,7 +292,7 @@ def test_images_of_different_sizes_meet():
     plain = copy.deepcopy(start)
     for x in images:
         (plain(x).square().sum() / 2).backward()
-    for found in crew(2, work):
+    for found in in_threads(2, work):
         assert distance(found, {"0.weight": plain[0].weight.grad, "2.weight": plain[2].weight.grad}) < 1e-12
 
 

@@ -8,7 +8,7 @@ import torch
 from dad_worker import attach, average_the_rest, batch, build, distance, gradients, loss_of, pooled
 from thinwire import parse
 from thinwire.comm.link import Link
-from thinwire.comm.threads import CrewComm, crew
+from thinwire.comm.threads import ThreadComm, in_threads
 
 SITES = Link(1e8, 0.04)
 ROWS = [[4, 4, 4], [4, 4, 4], [4, 2, 4], [4, 4, 4], [6, 4, 1], [4, 4, 4], [3, 3, 3]]
@@ -18,7 +18,7 @@ def trained(name: str, method: str, plan: list[list[int]]) -> list[tuple[list[An
     """On every worker: its gradients after each step, and the trips that their factors took."""
     models = [build(name) for _ in plan[0]]
 
-    def work(comm: CrewComm) -> tuple[list[Any], list[int]]:
+    def work(comm: ThreadComm) -> tuple[list[Any], list[int]]:
         model, found, trips = models[comm.rank], [], []
         layers = attach(model, parse(method), comm)
         for step, rows in enumerate(plan):
@@ -31,7 +31,7 @@ def trained(name: str, method: str, plan: list[list[int]]) -> list[tuple[list[An
         layers.unwrap()
         return found, trips
 
-    return crew(len(plan[0]), work, timeout=60, link=SITES)
+    return in_threads(len(plan[0]), work, timeout=60, link=SITES)
 
 
 @pytest.mark.parametrize("method", ["DAD()", "EDAD(strict=False)", "AutoDAD()"])

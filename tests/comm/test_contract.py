@@ -9,7 +9,7 @@ from comm_cases import everything, expected
 from processes import launch
 from thinwire.comm.dry import DryComm
 from thinwire.comm.table import TABLE
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 
 WIRES = ("plain", "bfloat16", "float16", "bytes")
 
@@ -40,13 +40,13 @@ def entries(told: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("wire", WIRES)
 def test_threads(world: int, wire: str) -> None:
-    check(crew(world, lambda comm: everything(comm, wire)), wire)
+    check(in_threads(world, lambda comm: everything(comm, wire)), wire)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_a_dry_run_enters_what_threads_enter(world: int) -> None:
     for wire in WIRES:
-        real = crew(world, lambda comm: everything(comm, wire))  # noqa: B023  # called at once
+        real = in_threads(world, lambda comm: everything(comm, wire))  # noqa: B023  # called at once
         for rank in range(world):
             dry = entries(everything(DryComm(world, rank), wire))
             assert dry == entries(real[rank])
@@ -57,7 +57,7 @@ def test_processes_do_and_enter_what_threads_do(world: int) -> None:
     for wire in WIRES:
         told = launch(world, "comm_cases:everything_among_processes", wire=wire)
         check(told, wire)
-        threads = crew(world, lambda comm: everything(comm, wire))  # noqa: B023
+        threads = in_threads(world, lambda comm: everything(comm, wire))  # noqa: B023
         assert [entries(t) for t in told] == [entries(t) for t in threads]
 
 
@@ -76,11 +76,11 @@ def test_a_float16_wire_saturates_and_its_mean_stays_finite() -> None:
     from thinwire.comm.cast import CastComm
 
     for world in (2, 3, 7, 32):
-        for x in crew(
+        for x in in_threads(
             world, lambda comm: CastComm(comm, torch.float16).all_mean(torch.tensor([1e6, -7e4, 65504.0, 1]))
         ):
             assert x.isfinite().all() and (x[:3].abs() > 63_000).all() and x[3] == pytest.approx(1, rel=0.02)
-    infinite = crew(2, lambda comm: CastComm(comm, torch.float16).all_mean(torch.tensor([torch.inf, torch.nan])))
+    infinite = in_threads(2, lambda comm: CastComm(comm, torch.float16).all_mean(torch.tensor([torch.inf, torch.nan])))
     assert infinite[0][0] == torch.inf and infinite[0][1].isnan()
 
 

@@ -11,7 +11,7 @@ from processes import launch
 from thinwire.comm.cast import CastComm
 from thinwire.comm.link import FAR, Link
 from thinwire.comm.protocol import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 
 SITES = Link(1e8, 0.04)
 KINDS = ("all_mean", "long mean", "all_gather", "all_to_all", "scatter_mean", "broadcast", "shift", "nothing")
@@ -23,7 +23,7 @@ def test_ways_differ_in_trips_and_not_in_bits(world: int, wire: str) -> None:
     """Gathered or by owners: a mean is the same sum in the same order."""
     slow, fast = Link(1e3, 0.04), Link(1e12, 0.04)
     assert slow.way("all_mean", 4000, 5) == "two phases" and fast.way("all_mean", 4000, 5) == "gather"
-    one, other = (crew(world, lambda comm: everything(comm, wire), link=link) for link in (slow, fast))
+    one, other = (in_threads(world, lambda comm: everything(comm, wire), link=link) for link in (slow, fast))
     for mine, theirs in zip(one, other):
         for name, (value, _) in mine.items():
             pairs = zip(value, theirs[name][0]) if isinstance(value, list) else [(value, theirs[name][0])]
@@ -40,15 +40,15 @@ def test_what_is_far_takes_few_trips() -> None:
                 before = comm.ledger.trips
         return told
 
-    assert crew(8, trips, link=SITES)[0] == [1, 1, 2, 1]
-    assert crew(8, trips)[0] == [14, 7, 14, 7]
+    assert in_threads(8, trips, link=SITES)[0] == [1, 1, 2, 1]
+    assert in_threads(8, trips)[0] == [14, 7, 14, 7]
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_processes_that_are_far_have_the_bits_of_threads_that_are(world: int) -> None:
     for wire in ("plain", "float16"):
         told = launch(world, "comm_cases:everything_among_processes", wire=wire, far=True)
-        threads = crew(world, lambda comm: everything(comm, wire), link=SITES)  # noqa: B023
+        threads = in_threads(world, lambda comm: everything(comm, wire), link=SITES)  # noqa: B023
         for mine, theirs in zip(told, threads):
             for name, (value, _) in mine.items():
                 pairs = zip(value, theirs[name][0]) if isinstance(value, list) else [(value, theirs[name][0])]
@@ -63,12 +63,12 @@ def test_a_thousand_messages_of_changing_lengths_are_never_taken_for_another(wor
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("far", [False, True])
 def test_a_head_reaches_everybody_before_any_result(kind: str, far: bool) -> None:
-    fine = crew(3, lambda comm: ridden(comm, kind, None), link=SITES if far else None)
-    bad = crew(3, lambda comm: ridden(comm, kind, 1), link=SITES if far else None)
-    alone = crew(3, lambda comm: ridden(comm, "nothing", None), link=SITES if far else None)
+    fine = in_threads(3, lambda comm: ridden(comm, kind, None), link=SITES if far else None)
+    bad = in_threads(3, lambda comm: ridden(comm, kind, 1), link=SITES if far else None)
+    alone = in_threads(3, lambda comm: ridden(comm, "nothing", None), link=SITES if far else None)
     assert all(heard == [[10, 11, 12]] for heard, _, _ in fine + bad)
     assert all(result == "rank 1 is not finite" for _, _, result in bad)
-    if far and kind not in ("broadcast", "shift", "nothing"):  # nothing is dearer for having taken it along
+    if far and kind not in ("shift", "nothing"):  # nothing is dearer for having taken it along
         assert fine[0][1] == {"long mean": 2}.get(kind, 1)
     elif kind != "nothing":
         assert fine[0][1] > alone[0][1]
@@ -89,7 +89,7 @@ def test_a_head_goes_whoever_sends_it() -> None:
         mean = CastComm(comm, torch.bfloat16).all_mean(own(comm.rank, 10))
         return heard[0].view(torch.int64).flatten().tolist(), mean
 
-    for heard, mean in crew(2, work, link=SITES):
+    for heard, mean in in_threads(2, work, link=SITES):
         assert heard == [0, 1] and torch.equal(mean, CastMean)
 
 

@@ -13,7 +13,7 @@ from local_cases import adamw, anchors, batches, flat, net, step, unsent
 from processes import launch
 from thinwire import Dense, ErrorFeedback, MethodWarning, Outer, TopK
 from thinwire.comm import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.wrappers.anchored import followed, leads
 
 FEEDBACK = "ErrorFeedback(TopK(0.1, agree=True))"
@@ -75,7 +75,7 @@ def test_a_plain_twin(every):
                         shares[rank][tensor] = 0.9 * share + 0.1 * slope if share else slope
                 nn.utils.vector_to_parameters(ahead(rank), model.parameters())
         twin.append([flat(model) for model in workers])
-    for rank, seen in enumerate(crew(world, ours)):
+    for rank, seen in enumerate(in_threads(world, ours)):
         for number in range(steps):
             torch.testing.assert_close(seen[number], twin[number][rank], rtol=0, atol=1e-5, msg=f"step {number + 1}")
 
@@ -92,7 +92,7 @@ def check_laws(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("spelling", [FEEDBACK, "ErrorFeedback(PowerSGD(1))", "ErrorFeedback(ExDyna(0.2))"])
 def test_laws(spelling, options):
     given = {"every": 1, "fragments": 1, "steps": 9, **options}
-    check_laws(crew(3, lambda comm: cases.laws(comm, spelling, ahead=True, **given)))
+    check_laws(in_threads(3, lambda comm: cases.laws(comm, spelling, ahead=True, **given)))
 
 
 @pytest.mark.timeout(120)
@@ -118,7 +118,7 @@ def test_no_change_is_lost():
         handle.detach()
         return torch.stack(changed).sum(0), accounted
 
-    ranks = crew(3, work)
+    ranks = in_threads(3, work)
     change, accounted = (torch.stack(parts).mean(0) for parts in zip(*ranks))
     torch.testing.assert_close(accounted, change, rtol=0, atol=1e-6)
 
@@ -147,7 +147,7 @@ def test_another_number_of_workers_conserves_what_was_not_sent(world, outer, tmp
         handle.finish()
         return told
 
-    old, new = crew(3, before), crew(world, after)
+    old, new = in_threads(3, before), in_threads(world, after)
     changes, left = zip(*old)
     assert torch.stack(left).any() and torch.stack(changes).any()
     for change, _ in new:
@@ -174,7 +174,7 @@ def test_a_bad_step_goes_back_to_where_the_worker_left_from():
         return left, back, flat(model)
 
     with pytest.warns(MethodWarning, match="not finite"):
-        ranks = crew(2, work)
+        ranks = in_threads(2, work)
     for left, back, end in ranks:
         assert torch.equal(left, back) and end.isfinite().all() and torch.equal(end, ranks[0][2])
 
@@ -208,7 +208,7 @@ def test_who_looks_ahead_does_not_swing():
         handle.finish()
         return float((model.weight.detach().T - truth).norm() / truth.norm())
 
-    behind, ahead = (crew(2, lambda comm, a=a: work(comm, a))[0] for a in (False, True))
+    behind, ahead = (in_threads(2, lambda comm, a=a: work(comm, a))[0] for a in (False, True))
     assert ahead < 0.01 and behind > 1
 
 
@@ -221,4 +221,4 @@ def test_what_makes_no_sense_is_refused():
         with pytest.raises(ValueError, match="all the way"):
             thinwire.local(model, optimizer, ErrorFeedback(Dense()), 1, ahead=True, outer=Outer(0.7), comm=comm)
 
-    crew(2, work)
+    in_threads(2, work)

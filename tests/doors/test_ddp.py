@@ -11,7 +11,7 @@ from ddp_cases import Failed, reductions
 from examples_of_methods import EXAMPLES, representatives
 from processes import launch
 from thinwire import parse
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core.reducer import Moments
 
 METHODS = representatives(torch.Tensor, Moments)
@@ -53,7 +53,7 @@ def test_threads_and_processes_give_the_same_bits(world):
     gradients = [spelling for spelling, method in EXAMPLES.items() if method.wants is torch.Tensor]
     found = run(world, [("reduced", {"spelling": spelling}) for spelling in gradients])
     for spelling, ranks in zip(gradients, found, strict=True):
-        threads = crew(world, lambda comm, s=spelling: reductions(parse(s), comm))
+        threads = in_threads(world, lambda comm, s=spelling: reductions(parse(s), comm))
         for one, other in zip(ranks[0], threads[0], strict=True):
             if world == 2:
                 assert torch.equal(one, other), spelling

@@ -11,7 +11,7 @@ from processes import launch
 from thinwire import Cast, Dense, ErrorFeedback, MethodWarning, TopK
 from thinwire.comm.link import Link
 from thinwire.comm.protocol import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.doors.far import Chosen, WhenFar, choose
 
 NET = nn.Linear(300, 300)
@@ -24,7 +24,7 @@ def chosen(method: Any, link: Link, when_far: WhenFar = "fall_back", workers: in
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = crew(workers, work, link=link)
+        found = in_threads(workers, work, link=link)
     assert all(one.category is MethodWarning for one in said)
     assert len({repr(one) for one in found}) == 1  # on all workers alike
     return found[0], [str(one.message) for one in said]

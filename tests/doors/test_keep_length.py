@@ -13,7 +13,7 @@ from local_cases import adamw, anchors, batches, flat, net, step, unsent
 from processes import launch
 from thinwire import Dense, ErrorFeedback, Layout, LocalSteps, MethodWarning, Outer, TopK
 from thinwire.comm import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.testing.atomicity import check_atomicity
 from thinwire.testing.cases import Case
 from thinwire.wrappers.anchored import Anchored, leads
@@ -81,7 +81,7 @@ def test_a_plain_twin(density, outer, ahead):
                 left[rank] = anchor + lead * residuals[rank]
                 nn.utils.vector_to_parameters(left[rank].clone(), model.parameters())
         twin.append([flat(model) for model in workers])
-    for rank, seen in enumerate(crew(world, ours)):
+    for rank, seen in enumerate(in_threads(world, ours)):
         for number in range(steps):
             torch.testing.assert_close(seen[number], twin[number][rank], rtol=0, atol=2e-5, msg=f"step {number + 1}")
 
@@ -98,7 +98,7 @@ def gains_of(outer: Outer, changes: list[Tensor]) -> list[float]:
         assert method.metrics(state)["gain"] == pytest.approx(0.4 * state.gains[0] + 0.6 * state.gains[1])
         return state.gains
 
-    each = crew(len(changes), work)
+    each = in_threads(len(changes), work)
     assert all(gains == each[0] for gains in each)
     return each[0]
 
@@ -143,7 +143,7 @@ def test_one_worker_is_as_long_as_ever(spelling, ahead):
             handle.finish()
             return flat(model)
 
-        return crew(1, work)[0]
+        return in_threads(1, work)[0]
 
     if ahead:  # the share is all workers' then, by lengths; alone, what a code left of a mean may bend it
         torch.testing.assert_close(train(FULL), train(Outer()), rtol=0, atol=0.02)
@@ -164,7 +164,7 @@ def check_laws(ranks: list[dict[str, Any]]) -> None:
 def test_laws(spelling, outer, options):
     if "ahead" in options and outer != FULL:
         pytest.skip("ahead expects the plain outer step")
-    ranks = crew(3, lambda comm: cases.laws(comm, spelling, **{"fragments": 1, "outer": outer, **options}))
+    ranks = in_threads(3, lambda comm: cases.laws(comm, spelling, **{"fragments": 1, "outer": outer, **options}))
     check_laws(ranks)
     if not options:  # every 4 steps, replicas are equal
         assert all(torch.equal(rank["weights"][3], ranks[0]["weights"][3]) for rank in ranks)
@@ -209,7 +209,7 @@ def test_conservation_holds_of_what_was_sent_before_it_was_lengthened(spelling, 
         handle.detach()
         return torch.stack(changed).sum(0), accounted
 
-    change, accounted = (torch.stack(parts).mean(0) for parts in zip(*crew(3, work)))
+    change, accounted = (torch.stack(parts).mean(0) for parts in zip(*in_threads(3, work)))
     torch.testing.assert_close(accounted, change, rtol=0, atol=1e-5)
 
 
@@ -230,7 +230,7 @@ def test_a_bad_step_leaves_shares_and_gains_as_they_were():
         return left, flat(model)
 
     with pytest.warns(MethodWarning, match="not finite"):
-        ranks = crew(2, work)
+        ranks = in_threads(2, work)
     assert all(torch.equal(left, back) for left, back in ranks)
 
 
@@ -253,4 +253,4 @@ def test_a_checkpoint_of_one_share_for_all_is_read():
         assert len(group.state.share) == len(group.layout.sizes)
         handle.finish()
 
-    crew(2, work)
+    in_threads(2, work)

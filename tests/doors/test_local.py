@@ -16,7 +16,7 @@ from local_cases import adamw, batches, flat, net, step, unsent
 from processes import launch
 from thinwire import CheckpointError, Dense, LocalHandle, Outer
 from thinwire.comm import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 
 METHODS = [spelling for spelling, reducer in EXAMPLES.items() if reducer.wants is Tensor]
 KINDS = representatives(Tensor)
@@ -52,7 +52,7 @@ def check_laws(spelling: str, fragments: int, ranks: list[dict[str, Any]], every
 def test_laws_in_one_process(fragments):
     for number, spelling in enumerate(METHODS if fragments == 1 else KINDS):  # a fragment is a smaller model
         world = 2 + (number + fragments) % 2
-        ranks = crew(world, lambda comm, spelling=spelling: cases.laws(comm, spelling, fragments))
+        ranks = in_threads(world, lambda comm, spelling=spelling: cases.laws(comm, spelling, fragments))
         check_laws(spelling, fragments, ranks)
 
 
@@ -85,7 +85,7 @@ def test_real_processes(world):
     for plain, ours in by_name["equals_ddp"]:
         torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
     assert all(torch.equal(rank, by_name["overlapped"][0]) for rank in by_name["overlapped"])
-    threads = crew(world, lambda comm: cases.overlapped(comm, delay=2))
+    threads = in_threads(world, lambda comm: cases.overlapped(comm, delay=2))
     torch.testing.assert_close(by_name["overlapped"][0], threads[0], rtol=0, atol=1e-6)
     for rank in by_name["disagreements"]:
         check_disagreements(rank)
@@ -121,11 +121,11 @@ def check_disagreements(heard: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_every_step_with_dense_averages_the_parameters(optimizer):
-    assert max(crew(3, lambda comm: cases.average_twin(comm, optimizer))) < 1e-6
+    assert max(in_threads(3, lambda comm: cases.average_twin(comm, optimizer))) < 1e-6
 
 
 def test_ranks_that_disagree_hear_of_it_on_every_rank():
-    for heard in crew(3, cases.disagreements):
+    for heard in in_threads(3, cases.disagreements):
         check_disagreements(heard)
 
 
@@ -156,7 +156,7 @@ def test_the_outer_step_is_that_of_torch_on_the_mean_change(outer):
             moved.step()
             for model in workers:
                 nn.utils.vector_to_parameters(anchor.detach().clone(), model.parameters())
-    for result in crew(world, ours):
+    for result in in_threads(world, ours):
         torch.testing.assert_close(result, anchor.detach(), rtol=0, atol=2e-6)
 
 
@@ -197,14 +197,14 @@ def test_a_delayed_result_is_added_to_what_changed_meanwhile(delay):
             left = [flat(model) for model in workers]
             anchor = anchor + torch.stack([then - anchor for then in left]).mean(0)
         twin.append([flat(model) for model in workers])
-    for rank, seen in enumerate(crew(world, ours)):
+    for rank, seen in enumerate(in_threads(world, ours)):
         for number in range(steps):
             torch.testing.assert_close(seen[number], twin[number][rank], rtol=0, atol=2e-6)
 
 
 def test_laws_hold_with_a_delay_a_momentum_and_an_exchange_under_way_when_saved():
     for every, steps in ((4, 6), (3, 8)):
-        ranks = crew(
+        ranks = in_threads(
             3, lambda comm, e=every, s=steps: cases.laws(comm, FEEDBACK, 1, e, s, delay=2, outer=Outer(0.7, 0.9, True))
         )
         for rank in ranks:
@@ -225,11 +225,11 @@ def test_fragments_take_turns_at_even_distances():
             told.append(handle.capture.step - before)
         return told
 
-    assert crew(2, lambda comm: sent(comm, 6, 1))[0] == [0, 0, 0, 0, 0, 1] * 2
-    assert crew(2, lambda comm: sent(comm, 6, 3))[0] == [0, 1] * 6
-    assert crew(2, lambda comm: sent(comm, 6, 4))[0] == [0, 1, 1, 0, 1, 1] * 2
-    assert crew(2, lambda comm: sent(comm, 2, 4))[0] == [2] * 12
-    assert crew(2, lambda comm: sent(comm, 1, 4))[0] == [4] * 12
+    assert in_threads(2, lambda comm: sent(comm, 6, 1))[0] == [0, 0, 0, 0, 0, 1] * 2
+    assert in_threads(2, lambda comm: sent(comm, 6, 3))[0] == [0, 1] * 6
+    assert in_threads(2, lambda comm: sent(comm, 6, 4))[0] == [0, 1, 1, 0, 1, 1] * 2
+    assert in_threads(2, lambda comm: sent(comm, 2, 4))[0] == [2] * 12
+    assert in_threads(2, lambda comm: sent(comm, 1, 4))[0] == [4] * 12
 
 
 def test_schedules_widen():
@@ -244,11 +244,11 @@ def test_schedules_widen():
                 steps.append(int(handle.metrics()["step"]))
         return steps
 
-    assert crew(2, lambda comm: exchanged_at(comm, ((0, 1), (3, 2), (7, 5))))[0] == [1, 2, 3, 5, 7, 12]
-    assert crew(2, lambda comm: exchanged_at(comm, lambda steps: 1 + steps))[0] == [1, 3, 7]
+    assert in_threads(2, lambda comm: exchanged_at(comm, ((0, 1), (3, 2), (7, 5))))[0] == [1, 2, 3, 5, 7, 12]
+    assert in_threads(2, lambda comm: exchanged_at(comm, lambda steps: 1 + steps))[0] == [1, 3, 7]
     for wrong in (0, ((1, 2),), ((0, 2), (0, 3)), (), lambda steps: 0):
         with pytest.raises(ValueError, match=r"schedule|1 step or more"):
-            crew(1, lambda comm, wrong=wrong: exchanged_at(comm, wrong))
+            in_threads(1, lambda comm, wrong=wrong: exchanged_at(comm, wrong))
 
 
 # ── checkpoints ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,8 +258,8 @@ def test_schedules_widen():
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_another_number_of_workers_goes_on_from_the_mean_of_all_change(world, fragments, tmp_path):
     arguments = {"folder": str(tmp_path), "spelling": FEEDBACK, "every": 4, "steps": 6, "fragments": fragments}
-    before = crew(3, lambda comm: cases.save_midway(comm, **arguments))
-    after = crew(world, lambda comm: cases.load_midway(comm, **arguments))
+    before = in_threads(3, lambda comm: cases.save_midway(comm, **arguments))
+    after = in_threads(world, lambda comm: cases.load_midway(comm, **arguments))
     total = {key: torch.stack([rank[key] for rank in before]) for key in ("change", "unsent")}
     assert total["change"].any()
     for rank in after:
@@ -293,4 +293,4 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
             assert torch.equal(flat(model), before)
             assert not unsent(other).any()
 
-    crew(2, work)
+    in_threads(2, work)

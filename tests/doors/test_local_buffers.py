@@ -11,7 +11,7 @@ import thinwire
 from local_cases import batches, flat, net, step
 from thinwire import Dense, MethodWarning
 from thinwire.comm import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 
 
 class Masked(nn.Sequential):
@@ -37,25 +37,25 @@ def with_buffers(comm: Comm, average_buffers: Any) -> dict[str, Any]:
 
 
 def test_buffers_are_averaged_when_they_change_and_not_sent_when_they_do_not():
-    ranks = crew(3, lambda comm: with_buffers(comm, True))
+    ranks = in_threads(3, lambda comm: with_buffers(comm, True))
     for rank in ranks:
         assert torch.equal(rank["now"], ranks[0]["now"])
         assert rank["sent"] < 4 * (flat(net(norm=True)).numel() + 100)
         torch.testing.assert_close(rank["now"], torch.stack([other["own"] for other in ranks]).mean(0))
-    for rank in crew(3, lambda comm: with_buffers(comm, False)):
+    for rank in in_threads(3, lambda comm: with_buffers(comm, False)):
         assert torch.equal(rank["now"], rank["own"]) and torch.equal(rank["end"], rank["own"])
 
 
 def test_buffers_stay_a_workers_own_until_all_have_finished():
-    ranks = crew(3, lambda comm: with_buffers(comm, "finish"))
-    never = crew(3, lambda comm: with_buffers(comm, False))
+    ranks = in_threads(3, lambda comm: with_buffers(comm, "finish"))
+    never = in_threads(3, lambda comm: with_buffers(comm, False))
     for rank, other in zip(ranks, never, strict=True):
         assert torch.equal(rank["now"], rank["own"]) and rank["sent"] == other["sent"]
         assert torch.equal(rank["end"], ranks[0]["end"])
         assert rank["all"] < other["all"] + 4 * 100
         torch.testing.assert_close(rank["end"], torch.stack([one["own"] for one in ranks]).mean(0))
     with pytest.raises(ValueError, match="'finish', True or False"):
-        crew(1, lambda comm: with_buffers(comm, "always"))
+        in_threads(1, lambda comm: with_buffers(comm, "always"))
 
 
 def test_buffers_are_averaged_when_asked_for_and_go_back_with_a_bad_step():
@@ -74,7 +74,7 @@ def test_buffers_are_averaged_when_asked_for_and_go_back_with_a_bad_step():
         return own, mean, model[1].running_mean
 
     with pytest.warns(MethodWarning, match="not finite"):
-        ranks = crew(2, work)
+        ranks = in_threads(2, work)
     for _, mean, back in ranks:
         assert torch.equal(mean, ranks[0][1]) and torch.equal(mean, back)
         torch.testing.assert_close(mean, torch.stack([own for own, _, _ in ranks]).mean(0))
@@ -100,7 +100,7 @@ def test_buffers_of_another_number_of_workers_are_their_mean(world, tmp_path):
         handle.load(tmp_path)
         return model[1].running_mean, handle.changes.kept["1.running_mean"]
 
-    own, kept = (torch.stack(parts).mean(0) for parts in zip(*crew(2, before)))
-    for now, then in crew(world, after):
+    own, kept = (torch.stack(parts).mean(0) for parts in zip(*in_threads(2, before)))
+    for now, then in in_threads(world, after):
         torch.testing.assert_close(now, own)
         torch.testing.assert_close(then, kept)

@@ -16,7 +16,7 @@ import thinwire
 from local_cases import adamw, anchors, batches, flat, net, step, unsent
 from thinwire import Dense, Disagreement, ErrorFeedback, MethodWarning, TopK, plan
 from thinwire.comm import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 
 FEEDBACK = "ErrorFeedback(TopK(0.2))"
 
@@ -49,7 +49,7 @@ def test_a_change_that_is_not_finite_takes_everybody_back(fragments):
         return {"before": (before, left), "after": after, "end": flat(model), "told": handle.metrics()}
 
     with pytest.warns(MethodWarning, match="not finite on every rank"):
-        ranks = crew(3, work)
+        ranks = in_threads(3, work)
     for rank in ranks:
         weights, anchor, left = rank["after"]
         assert torch.equal(weights, ranks[0]["before"][0])
@@ -62,13 +62,13 @@ def test_a_change_that_is_not_finite_takes_everybody_back(fragments):
 
 def test_edits_by_others_are_refused_or_count_as_change():
     with pytest.raises(Disagreement, match=r"changed parameters between two steps \(rank 0, 1\)"):
-        crew(2, lambda comm: cases.edited(comm, odd=True))
-    one, two = crew(2, lambda comm: cases.edited(comm, comm.rank == 1, check_edits=False))
+        in_threads(2, lambda comm: cases.edited(comm, odd=True))
+    one, two = in_threads(2, lambda comm: cases.edited(comm, comm.rank == 1, check_edits=False))
     assert torch.equal(one, two)
-    plain, _ = crew(2, lambda comm: cases.edited(comm, odd=False))
+    plain, _ = in_threads(2, lambda comm: cases.edited(comm, odd=False))
     assert not torch.equal(one, plain)
     with pytest.raises(Disagreement, match="changed parameters"):  # heard when the exchange beside the steps lands
-        crew(2, lambda comm: cases.edited(comm, comm.rank == 1, delay=1, steps=6))
+        in_threads(2, lambda comm: cases.edited(comm, comm.rank == 1, delay=1, steps=6))
 
 
 def test_looking_at_the_common_model_is_no_edit_and_restart_leaves_from_what_was_loaded():
@@ -91,7 +91,7 @@ def test_looking_at_the_common_model_is_no_edit_and_restart_leaves_from_what_was
         step(model, optimizer, data[5])
         return {"own": own, "common": common, "back": back, "early": early, "end": flat(model), "steps": handle.steps}
 
-    ranks = crew(2, work)
+    ranks = in_threads(2, work)
     for rank in ranks:
         assert torch.equal(rank["common"][0], flat(net(norm=True)))
         assert not rank["common"][1].any()
@@ -118,9 +118,9 @@ def test_the_optimizers_state_is_left_alone_or_averaged():
             step(model, optimizer, batch)
         return own, squares()
 
-    for own, now in crew(2, lambda comm: work(comm, "local")):
+    for own, now in in_threads(2, lambda comm: work(comm, "local")):
         assert all(map(torch.equal, own, now))
-    ranks = crew(2, lambda comm: work(comm, "average"))
+    ranks = in_threads(2, lambda comm: work(comm, "average"))
     for own, now in ranks:
         assert torch.equal(own[0], now[0])  # the first fragment was exchanged a step ago
         for number in range(1, 6):
@@ -151,7 +151,7 @@ def test_groups_frozen_and_tied_parameters_and_accumulated_gradients():
         frozen = torch.cat([p.flatten() for p in model[3].parameters()])
         return flat(model), frozen, list(handle.changes.parameters)
 
-    ranks = crew(2, work)
+    ranks = in_threads(2, work)
     assert torch.equal(ranks[0][0], ranks[1][0])
     assert ranks[0][2] == ["0.weight", "0.bias", "1.bias", "2.weight", "2.bias"]
     assert torch.equal(ranks[0][1], torch.cat([flat(net())[:9], flat(net())[:3]]))
@@ -166,7 +166,7 @@ def test_half_precision_keeps_an_anchor_in_full():
             step(model, optimizer, (x.bfloat16(), y.bfloat16()))
         return flat(model), handle.changes.groups[0].state.anchor, handle.ledger.payload
 
-    ranks = crew(2, work)
+    ranks = in_threads(2, work)
     assert torch.equal(ranks[0][0], ranks[1][0])
     assert ranks[0][1].dtype is torch.float32
     assert torch.equal(ranks[0][1].bfloat16(), ranks[0][0])
@@ -193,7 +193,7 @@ def test_steps_that_a_scaler_skips_do_not_count(fused):
         handle.finish()
         return counted + skipped, flat(model)
 
-    ranks = crew(2, work)
+    ranks = in_threads(2, work)
     assert [rank[0] for rank in ranks] == [7, 7]
     assert torch.equal(ranks[0][1], ranks[1][1])
 
@@ -214,7 +214,7 @@ def test_ranks_with_fewer_steps_take_part_until_all_are_done_and_may_go_on():
     for fragments in (1, 4):
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            ranks = crew(3, lambda comm, fragments=fragments: work(comm, fragments))
+            ranks = in_threads(3, lambda comm, fragments=fragments: work(comm, fragments))
         assert [rank[0] for rank in ranks] == [[10, 20]] * 3
         assert all(torch.equal(rank[1], ranks[0][1]) for rank in ranks)
         assert any("without a change of its own" in str(one.message) for one in heard)
@@ -236,7 +236,7 @@ def test_metrics_speak_of_the_last_step():
         assert 0 < total <= handle.ledger.payload
         return told
 
-    quiet, loud, *_ = crew(2, work)[0]
+    quiet, loud, *_ = in_threads(2, work)[0]
     assert quiet["payload_bytes"] == quiet["density"] == quiet["residual_norm"] == 0
     assert loud["payload_bytes"] > 0
     assert loud["residual_norm"] > 0
@@ -258,7 +258,7 @@ def test_the_plan_of_local_steps_is_what_they_send():
             return handle.metrics()["wire_bytes"]
 
         planned = plan.local_steps(reducer, plan.layout_of(net()), world, every)
-        assert planned.wire(world) * every == pytest.approx(crew(world, work)[0])
+        assert planned.wire(world) * every == pytest.approx(in_threads(world, work)[0])
         once = plan.local_steps(reducer, plan.layout_of(net()), world, 1)
         network = plan.Network(1e6, world, 1e-3)
         assert planned.exchange(network) == pytest.approx(once.exchange(network) / every)
@@ -269,7 +269,9 @@ def test_what_makes_no_sense_is_refused():
         model = options.pop("model", net())
         optimizer = options.pop("optimizer", None) or adamw(model)
         with pytest.raises(error, match=words):
-            crew(1, lambda comm: thinwire.local(model, optimizer, reducer or Dense(), every, comm=comm, **options))
+            in_threads(
+                1, lambda comm: thinwire.local(model, optimizer, reducer or Dense(), every, comm=comm, **options)
+            )
 
     refused(TypeError, "backward pass", thinwire.parse("DAD()"))
     refused(ValueError, "delay", delay=-1)
@@ -281,7 +283,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(RuntimeError, match="init_process_group"):
         thinwire.local(net(), adamw(net()), Dense(), 2)
     with pytest.warns(MethodWarning, match="never sends what it leaves out"):
-        crew(1, lambda comm: thinwire.local(model := net(), adamw(model), TopK(0.1), 2, comm=comm))
+        in_threads(1, lambda comm: thinwire.local(model := net(), adamw(model), TopK(0.1), 2, comm=comm))
 
 
 def test_one_handle_an_optimizer_and_none_after_detach():
@@ -302,7 +304,7 @@ def test_one_handle_an_optimizer_and_none_after_detach():
             step(model, optimizer, batches(1, comm.rank)[0])
         again.detach()
 
-    crew(2, work)
+    in_threads(2, work)
 
 
 def test_the_example_runs():

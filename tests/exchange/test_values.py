@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crews import gradients, layout_of, run
 from thinwire import Cast, Dense, ErrorFeedback, parse
 from thinwire.comm.cast import CastComm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.exchange import bytes as wire
 from thinwire.exchange.values import FEW, FewBits, mean_of_rounded
+from thread_runs import gradients, layout_of, run
 
 BITS = sorted(FEW)
 
@@ -78,7 +78,7 @@ def test_means_agree_and_what_rounding_takes_is_the_owners(bits, world):
         mean, rest = mean_of_rounded(sent[comm.rank].clone(), CastComm(comm, codec))
         return mean, rest
 
-    found = crew(world, work)
+    found = in_threads(world, work)
     assert all(torch.equal(mean, found[0][0]) for mean, _ in found)
     kept = torch.stack([rest for _, rest in found]).mean(0)
     torch.testing.assert_close(found[0][0] + kept, torch.stack(sent).mean(0), rtol=1e-6, atol=1e-6)

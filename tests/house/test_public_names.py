@@ -156,3 +156,10 @@ def test_complaints_are_made():
     }.items():
         assert words in str(complaints(then, signature_then(now)))
     assert complaints(then, signature_then("(a, b=1, d=None, *, c=2, e=None, **more)")) == []
+
+
+def test_old_import_paths_and_names_lead_to_the_new_ones():
+    from thinwire.comm import threads
+    from thinwire.comm.crew import Crew, crew  # as 0.1 had them
+
+    assert Crew is threads.ThreadWorkers and crew is threads.in_threads

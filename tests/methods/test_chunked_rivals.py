@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from crews import gradients, layout_of, run
 from thinwire import Cast, DeMo, Layout, LocalSteps, SparseLoCo, parse
 from thinwire.exchange import chunks
 from thinwire.methods.demo import cosines
+from thread_runs import gradients, layout_of, run
 
 
 def tiles(layout: Layout, flat: Tensor, side: int) -> list[tuple[Tensor, slice, list[tuple[slice, slice]]]]:

@@ -15,7 +15,7 @@ from processes import launch
 from thinwire import DAD, EDAD, AutoDAD, Dense, RankDAD
 from thinwire.capture.layers.factors.capture import Layers
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import CrewComm, crew
+from thinwire.comm.threads import ThreadComm, in_threads
 from thinwire.core.factors import Factors, Form, Use
 from thinwire.core.products import PRODUCT
 from thinwire.core.reducer import Layout, Reducer
@@ -32,13 +32,13 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def mean_of(reducer: Reducer[Any, Any], workers: list[tuple[Tensor, Tensor]]) -> Tensor:
     layout = Layout(("w",), (torch.Size((workers[0][1].shape[1], workers[0][0].shape[1])),), torch.float64)
 
-    def work(comm: CrewComm) -> Tensor:
+    def work(comm: ThreadComm) -> Tensor:
         out = layout.zeros()
         inputs, deltas = workers[comm.rank]
         reducer.reduce(Factors.linear(inputs.clone(), deltas.clone()), reducer.init(layout), comm, out)
         return out.view(layout.shapes[0])
 
-    outs = crew(len(workers), work)
+    outs = in_threads(len(workers), work)
     assert all(torch.equal(out.isnan(), outs[0].isnan()) for out in outs)
     assert all(torch.equal(out.nan_to_num(), outs[0].nan_to_num()) for out in outs)
     return outs[0]
@@ -69,13 +69,13 @@ def test_rows_of_any_worker_in_any_order_give_the_pooled_product(rows, m, n, see
 def test_factors_and_dense_agree():
     workers = [(normal(4, 6, seed=i), normal(4, 5, seed=9 + i)) for i in range(3)]
 
-    def dense(comm: CrewComm) -> Tensor:
+    def dense(comm: ThreadComm) -> Tensor:
         inputs, deltas = workers[comm.rank]
         gradient = (deltas.T @ inputs).flatten()
         Dense().reduce(gradient, None, comm, gradient)
         return gradient.view(5, 6)
 
-    assert torch.allclose(mean_of(DAD(), workers), crew(3, dense)[0], atol=1e-12)
+    assert torch.allclose(mean_of(DAD(), workers), in_threads(3, dense)[0], atol=1e-12)
 
 
 def test_weighted_losses_give_the_pooled_mean_over_unequal_batches():
@@ -129,7 +129,7 @@ def chained(start: nn.Sequential, reducer: EDAD, rows: list[int], shape: tuple[i
     inputs = [normal(count, *shape, seed=rank) for rank, count in enumerate(rows)]
     models = [copy.deepcopy(start) for _ in rows]
 
-    def work(comm: CrewComm) -> tuple[Any, ...]:
+    def work(comm: ThreadComm) -> tuple[Any, ...]:
         model = models[comm.rank]
         layers = attach(model, reducer, comm)
         before = comm.ledger.payload
@@ -139,7 +139,7 @@ def chained(start: nn.Sequential, reducer: EDAD, rows: list[int], shape: tuple[i
         weights = {k: v for k, v in gradients(model).items() if k in layers.ignored}
         return weights, layers.plan(), comm.ledger.payload - before
 
-    results = crew(len(rows), work)
+    results = in_threads(len(rows), work)
     plain = copy.deepcopy(start)
     for x in inputs:
         (loss_of(plain(x)) / len(rows)).backward()
@@ -262,12 +262,12 @@ def test_workers_with_different_rows_plan_alike():
     rows = [1, 9, 4]
     models = [build("mlp") for _ in rows]
 
-    def work(comm: CrewComm) -> list[dict[str, Any]]:
+    def work(comm: ThreadComm) -> list[dict[str, Any]]:
         layers = attach(models[comm.rank], AutoDAD(), comm)
         loss_of(models[comm.rank](batch("mlp", comm.rank, rows[comm.rank]))).backward()
         return layers.plan()
 
-    plans = crew(3, work)
+    plans = in_threads(3, work)
     assert plans[0] == plans[1] == plans[2]
     assert [row["rows"] for row in plans[0]] == [27, 27, 27]
 
@@ -299,8 +299,8 @@ def test_bytes_are_those_of_the_plan_and_never_above_the_best_fixed_choice(net):
                     before = comm.ledger.wire
                     model(feed(rows)).sum().backward()
                 plan = layers.plan()
-                sizes = 4 * sum(1 + sum(2 + sum(rule.dims) for rule in s.rules) for s in layers.engine.slots)
-                sizes = (world - 1) * (sizes + 4 * (3 + len(layers.engine.groups)))
+                sizes = 4 * sum(1 + sum(2 + sum(rule.dims) for rule in s.rules) for s in layers.exchange.slots)
+                sizes = (world - 1) * (sizes + 4 * (3 + len(layers.exchange.groups)))
                 assert comm.ledger.wire - before == pytest.approx(sum(row["bytes"] for row in plan) + sizes)
                 sent[type(reducer).__name__] = comm.ledger.wire - before
             dense = sum(row["dense_bytes"] for row in plan)
@@ -328,7 +328,7 @@ def test_a_wide_network_moves_a_fraction_of_the_bytes():
 def test_replicas_stay_equal_to_the_bit(reducer):
     models = [build("mlp").float() for _ in range(3)]
 
-    def work(comm: CrewComm) -> Tensor:
+    def work(comm: ThreadComm) -> Tensor:
         model = models[comm.rank]
         layers = attach(model, reducer, comm)
         optimizer = torch.optim.Adam([p for n, p in model.named_parameters() if n in layers.ignored])
@@ -338,7 +338,7 @@ def test_replicas_stay_equal_to_the_bit(reducer):
             optimizer.step()
         return torch.cat([p.detach().flatten() for n, p in model.named_parameters() if n in layers.ignored])
 
-    first, *others = crew(3, work)
+    first, *others = in_threads(3, work)
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -443,14 +443,14 @@ def test_factors_in_few_bits_are_near_and_cost_that_few(bits, off):
     rows = [[torch.randn(16, n, generator=generator) for n in (96, 64)] for _ in range(2)]
     wanted = sum(d.T @ a for a, d in rows) / 2
 
-    def work(comm: CrewComm) -> tuple[Tensor, float]:
+    def work(comm: ThreadComm) -> tuple[Tensor, float]:
         out = layout.zeros()
         local = Factors.linear(*rows[comm.rank])
         local.forms = [use.form() for use in local.uses]
         DAD(bits=bits).reduce(local, None, comm, out)
         return out, comm.ledger.payload
 
-    (one, sent), (other, _) = crew(2, work)
+    (one, sent), (other, _) = in_threads(2, work)
     assert torch.equal(one, other)
     assert float((one.view(64, 96) - wanted).norm() / wanted.norm()) < off
     assert sent < 16 * (96 + 64) * bits / 8 + 100
@@ -460,26 +460,26 @@ def test_factors_in_few_bits_are_near_and_cost_that_few(bits, off):
 def test_a_bad_row_in_few_bits_still_reaches_every_worker(bits):
     layout = Layout(("w",), (torch.Size((4, 5)),))
 
-    def work(comm: CrewComm) -> Tensor:
+    def work(comm: ThreadComm) -> Tensor:
         inputs, out = torch.ones(3, 5), layout.zeros()
         inputs[1] = math.nan if comm.rank else 1.0
         DAD(bits=bits).reduce(Factors.linear(inputs, torch.ones(3, 4)), None, comm, out)
         return out
 
-    assert not any(out.isfinite().any() for out in crew(2, work))
+    assert not any(out.isfinite().any() for out in in_threads(2, work))
 
 
 def test_rows_of_zeros_are_not_sent():
     layout = Layout(("w",), (torch.Size((40, 50)),))
 
-    def work(comm: CrewComm, method: DAD) -> tuple[Tensor, float]:
+    def work(comm: ThreadComm, method: DAD) -> tuple[Tensor, float]:
         generator, out = torch.Generator().manual_seed(comm.rank), layout.zeros()
         inputs, deltas = torch.randn(30, 50, generator=generator), torch.randn(30, 40, generator=generator)
         deltas[4 + comm.rank :] = 0  # ignored targets
         method.reduce(Factors.linear(inputs, deltas), None, comm, out)
         return out, comm.ledger.payload
 
-    (whole, all_rows), _ = crew(2, lambda comm: work(comm, DAD()))
-    (found, few), (again, _) = crew(2, lambda comm: work(comm, DAD(skip_zeros=True)))
+    (whole, all_rows), _ = in_threads(2, lambda comm: work(comm, DAD()))
+    (found, few), (again, _) = in_threads(2, lambda comm: work(comm, DAD(skip_zeros=True)))
     assert torch.allclose(found, whole, atol=1e-5) and torch.equal(found, again)
     assert few - 100 < 5 / 30 * all_rows

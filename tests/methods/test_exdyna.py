@@ -5,16 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crews import gradients, layout_of, run
 from thinwire import ErrorFeedback, ExDyna, TopK
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core import memory
 from thinwire.exchange import bytes as wire
 from thinwire.exchange import slots
 from thinwire.methods.exdyna import partitions, published
 from thinwire.methods.exdyna.partitions import Blocks
 from thinwire.methods.exdyna.picks import REPORT
+from thread_runs import gradients, layout_of, run
 
 SIZES = (1, 31, 32, 1023, 32767, 32768, 65535, 10**6, 104729)
 WORKERS = (1, 2, 3, 4, 7, 8, 64)
@@ -234,7 +234,7 @@ def test_a_step_is_two_collectives_and_the_bytes_are_those_announced():
             assert entries == [*first, ("all_gather", announced), ("all_mean", 4 * sum(state.inner.picks))]
             assert int((out != 0).sum()) == sum(state.inner.picks)
 
-    crew(workers, work)
+    in_threads(workers, work)
 
 
 @given(
@@ -292,7 +292,7 @@ def test_another_number_of_workers_keeps_the_threshold_and_deals_anew():
         method.reduce(gradients(1, 2, 5000)[0, comm.rank], mine, comm, out)
         return out
 
-    first, second = crew(2, go_on)
+    first, second = in_threads(2, go_on)
     assert torch.equal(first, second) and first.any()
 
 

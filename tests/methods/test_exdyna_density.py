@@ -6,13 +6,13 @@ from statistics import fmean
 import pytest
 import torch
 
-from crews import gradients, layout_of, run
 from thinwire import ErrorFeedback, ExDyna
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core import memory
 from thinwire.lab.run.ranks import Ranks
 from thinwire.methods.exdyna import published
 from thinwire.methods.exdyna.thresholds import Control
+from thread_runs import gradients, layout_of, run
 
 # Part 4: control
 
@@ -168,6 +168,6 @@ def test_the_threshold_follows_the_loss_scale():
                 outs.append(out / factor)
         return outs
 
-    outs = crew(2, work)[0]
+    outs = in_threads(2, work)[0]
     for plain, scaled in zip(outs[::2], outs[1::2]):
         assert torch.equal(plain, scaled)

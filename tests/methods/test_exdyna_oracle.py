@@ -8,9 +8,9 @@ from statistics import median
 import pytest
 import torch
 
-from crews import layout_of
 from thinwire import ErrorFeedback, ExDyna
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
+from thread_runs import layout_of
 
 
 class Oracle:
@@ -254,7 +254,7 @@ def test_every_step_is_that_of_the_oracle(seed):
             told.append((out, list(inner.picks), inner.control.threshold, list(inner.shares), state.residual.tolist()))
         return told
 
-    for rank, told in enumerate(crew(workers, work)):
+    for rank, told in enumerate(in_threads(workers, work)):
         for step, (out, picks, threshold, shares, residual) in enumerate(told):
             wanted_out, chosen, delta, wanted_shares, residuals = expected[step]
             where = f"worker {rank}, step {step} of {config}"

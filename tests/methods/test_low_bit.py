@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from crews import gradients, layout_of, run
 from thinwire import QSGD, Dense, ErrorFeedback, LowBit, SignSGD
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core import memory
+from thread_runs import gradients, layout_of, run
 
 SHAPES = ((30, 40), (40,), (17, 11))  # 1200 + 40 + 187 entries
 
@@ -126,7 +126,7 @@ def test_with_feedback_a_quadratic_is_minimised(method):
             weights -= (0.1 if step < 150 else 0.01) * out
         return weights
 
-    weights = crew(3, work)[0]
+    weights = in_threads(3, work)[0]
     assert (weights - centres.mean(0)).norm() < 0.05 * centres.mean(0).norm()
 
 

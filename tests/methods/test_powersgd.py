@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from crews import gradients, layout_of, run
 from thinwire import ErrorFeedback, PowerSGD
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
+from thread_runs import gradients, layout_of, run
 
 
 def low_rank(*shape: int, rank: int, seed: int = 0) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_a_vector_inside_a_larger_buffer_is_read_and_written_in_its_place():
         assert (outs[:5] == 7).all() and (outs[5 + layout.numel :] == 7).all()
         return out, x
 
-    for rank, (out, left) in enumerate(crew(2, work)):
+    for rank, (out, left) in enumerate(in_threads(2, work)):
         torch.testing.assert_close(out, expected.out[0])
         torch.testing.assert_close(left, expected.left[rank, 0])
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crews import gradients, layout_of, run
 from thinwire import QSGD, Dense, ErrorFeedback, SignSGD
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
+from thread_runs import gradients, layout_of, run
 
 
 def units(x: torch.Tensor, method: QSGD) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_with_feedback_a_quadratic_is_minimised(method):
             weights -= (0.1 if step < 200 else 0.01) * out
         return weights
 
-    weights = crew(2, work)[0]
+    weights = in_threads(2, work)[0]
     assert (weights - centres.mean(0)).norm() < 0.05 * centres.mean(0).norm()
 
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from crews import gradients, layout_of, run
 from thinwire import Dense, ErrorFeedback, RandomBlock
 from thinwire.core import memory
 from thinwire.core.reducer import count
 from thinwire.methods import random_block
+from thread_runs import gradients, layout_of, run
 
 ONES = torch.ones
 

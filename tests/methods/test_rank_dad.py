@@ -14,7 +14,7 @@ from thinwire import RankDAD, parse
 from thinwire.capture.layers.factors.capture import Layers
 from thinwire.comm.cast import CastComm
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import CrewComm, crew
+from thinwire.comm.threads import ThreadComm, in_threads
 from thinwire.core import memory
 from thinwire.core.factors import Factors, Form, Use
 from thinwire.core.products import LOOKUP, PRODUCT, Convolution
@@ -51,12 +51,12 @@ def decaying(m: int, n: int, seed: int = 0) -> Tensor:
 
 
 def mean_of(reducer: RankDAD, locals_: list[Factors], layout: Layout) -> list[Tensor]:
-    def work(comm: CrewComm) -> Tensor:
+    def work(comm: ThreadComm) -> Tensor:
         out = layout.zeros()
         reducer.reduce(locals_[comm.rank], reducer.init(layout), comm, out)
         return out
 
-    return crew(len(locals_), work)
+    return in_threads(len(locals_), work)
 
 
 # ── the factored form ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +223,7 @@ def test_degenerate_gradients(inputs, deltas, reducer):
 def test_a_bad_row_reaches_all_workers_and_leaves_no_trace_in_their_memory(bad, reducer):
     layout = Layout(("w",), (torch.Size((8, 9)),), torch.float64)
 
-    def work(comm: CrewComm) -> tuple[Tensor, Tensor, Tensor]:
+    def work(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
         def run(with_accident: bool) -> tuple[Tensor, Tensor]:
             state = reducer.init(layout)
             accident, out = layout.zeros(), layout.zeros()
@@ -241,7 +241,7 @@ def test_a_bad_row_reaches_all_workers_and_leaves_no_trace_in_their_memory(bad, 
         accident, after = run(True)
         return accident, after, run(False)[1]
 
-    for accident, after, without in crew(2, work):
+    for accident, after, without in in_threads(2, work):
         assert not accident.isfinite().any()
         assert torch.equal(after, without)
 
@@ -328,14 +328,14 @@ def test_metrics_tell_each_layers_ranks_and_what_was_captured():
     layout = Layout(("some.weight",), (torch.Size((12, 14)),), torch.float64)
     shared = [normal(3, 14), normal(3, 12, seed=1)]
 
-    def work(comm: CrewComm) -> dict[str, float]:
+    def work(comm: ThreadComm) -> dict[str, float]:
         state, out = reducer.init(layout), layout.zeros()
         mix = normal(7, 3, seed=comm.rank + 5)
         local = Factors.linear(mix @ shared[0], mix @ shared[1])
         reducer.reduce(local, state, comm, out)
         return reducer.metrics(state)
 
-    for rank, told in enumerate(crew(2, work)):
+    for rank, told in enumerate(in_threads(2, work)):
         mix = normal(7, 3, seed=rank + 5)
         gradient = (mix @ shared[1]).T @ (mix @ shared[0])
         values = torch.linalg.svdvals(gradient)
@@ -427,7 +427,7 @@ def test_the_bytes_of_a_shared_basis_do_not_grow_with_the_workers():
 def test_fewer_columns_are_sent_where_few_hold_the_energy(basis):
     layout = Layout(("steep", "flat"), (torch.Size((30, 24)),) * 2, torch.float64)
 
-    def work(comm: CrewComm) -> list[int]:
+    def work(comm: ThreadComm) -> list[int]:
         method = RankDAD(6, energy=0.9, basis=basis)
         state, out = method.init(layout), layout.zeros()
         for _ in range(4):
@@ -436,7 +436,7 @@ def test_fewer_columns_are_sent_where_few_hold_the_energy(basis):
             method.reduce(Factors(layout.shapes, uses), state, comm, out)
         return state.ranks
 
-    for steep, flat in crew(2, work):
+    for steep, flat in in_threads(2, work):
         assert steep <= 3 and flat == 6
 
 
@@ -445,7 +445,7 @@ def test_after_a_change_of_the_wire_nothing_is_lost(world):
     """Columns rounded to half precision: what the wire did not carry is in the residual too."""
     layout = Layout(("w",), (torch.Size((12, 10)),))
 
-    def work(comm: CrewComm) -> tuple[Tensor, Tensor, Tensor]:
+    def work(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
         state, out, total, handed = RankDAD(2).init(layout), layout.zeros(), layout.zeros(), layout.zeros()
         for step in range(5):
             local = Factors.linear(normal(30, 10, seed=step + 9 * comm.rank).float(), normal(30, 12, seed=step).float())
@@ -454,7 +454,7 @@ def test_after_a_change_of_the_wire_nothing_is_lost(world):
             total += out
         return handed, total, state.residual
 
-    handed, totals, residuals = (torch.stack(parts) for parts in zip(*crew(world, work), strict=True))
+    handed, totals, residuals = (torch.stack(parts) for parts in zip(*in_threads(world, work), strict=True))
     assert torch.equal(totals[0], totals[-1])
     off = handed.mean(0) - totals[0] - residuals.mean(0)
     assert float(off.abs().max()) < (1e-4 if world == 2 else 0.3) * float(handed.abs().max())  # a mean is rounded too

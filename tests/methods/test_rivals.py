@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from crews import gradients, layout_of, run
 from processes import launch
 from thinwire import CLTK, DEFT, ErrorFeedback, ExDyna, GTopK, MiCRO, OkTopk, SIDCo, parse
 from thinwire.comm.cast import CastComm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.methods import deft, sidco
+from thread_runs import gradients, layout_of, run
 
 
 def largest(x, k):
@@ -263,7 +263,7 @@ def test_nothing_is_lost_when_values_are_cast(method):
         held = getattr(state, "residual", 0.0)
         return out, x + held
 
-    told = crew(workers, work)
+    told = in_threads(workers, work)
     assert all(torch.equal(out, told[0][0]) for out, _ in told)
     left = torch.stack([rest for _, rest in told]).mean(0)
     # A mean in bfloat16 is rounded once more, which nobody can keep; what is sent alone must not be.

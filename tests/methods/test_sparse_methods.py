@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from crews import gradients, layout_of, run
 from thinwire import DGC, Dense, ErrorFeedback, Momentum, RandomK, Threshold, TopK
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core import memory
+from thread_runs import gradients, layout_of, run
 
 # ── random-k ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,7 +95,7 @@ def test_the_threshold_follows_the_loss_scale():
         Threshold(1.0).reduce(g[0, 0] * 1024, state, comm, out)
         return out / 1024
 
-    assert torch.equal(crew(1, work)[0], run(Threshold(1.0), g).out[0])
+    assert torch.equal(in_threads(1, work)[0], run(Threshold(1.0), g).out[0])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from examples_of_methods import EXAMPLES
 from thinwire import Reducer, parse
 from thinwire.comm.link import Link
 from thinwire.comm.protocol import Comm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core.reducer import Factors, Layout
 from thinwire.exchange.price import price
 from thinwire.plan import Network
@@ -70,14 +70,14 @@ def steps(reducer: Reducer[Any, Any], trips: list[int] | None = None) -> Callabl
 
 @pytest.mark.parametrize("method", EXAMPLES)
 def test_workers_that_are_far_agree(method: str) -> None:
-    first, *others = crew(3, steps(EXAMPLES[method]), link=SITES)
+    first, *others = in_threads(3, steps(EXAMPLES[method]), link=SITES)
     assert first.isfinite().all() and all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("method", [name for name in TRIPS if "DAD" not in name])
 def test_a_step_takes_so_many_trips(method: str) -> None:
     found: list[int] = []
-    crew(4, steps(parse(method), found), link=SITES)
+    in_threads(4, steps(parse(method), found), link=SITES)
     assert min(found[1:]) == TRIPS[method]  # a message that outgrew its room takes one more
 
 
@@ -100,10 +100,10 @@ def test_what_goes_along_has_the_bits_of_a_message_of_its_own() -> None:
         return mean, comm.ledger.trips
 
     for numel in (1, 700):
-        assert {trips for _, trips in crew(3, lambda comm: work(comm, numel, True), link=SITES)} == {2}  # noqa: B023
-        assert {trips for _, trips in crew(3, lambda comm: work(comm, numel, False), link=SITES)} == {2}  # noqa: B023
+        assert {trips for _, trips in in_threads(3, lambda comm: work(comm, numel, True), link=SITES)} == {2}  # noqa: B023
+        assert {trips for _, trips in in_threads(3, lambda comm: work(comm, numel, False), link=SITES)} == {2}  # noqa: B023
     # What is long takes more time inside another message than by itself.
-    assert crew(3, lambda comm: work(comm, 400_000, True), link=SITES)[0][1] == 5
+    assert in_threads(3, lambda comm: work(comm, 400_000, True), link=SITES)[0][1] == 5
 
 
 def test_an_error_leaves_nothing_to_go_along() -> None:
@@ -113,4 +113,4 @@ def test_an_error_leaves_nothing_to_go_along() -> None:
         comm.renew()
         return int(comm.all_gather(torch.tensor([comm.rank])).sum())
 
-    assert crew(3, work, link=SITES) == [3, 3, 3]
+    assert in_threads(3, work, link=SITES) == [3, 3, 3]

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from crews import layout_of
 from thinwire import Layout, Reducer, Strom, Variance, VarianceStrom
 from thinwire.comm import Comm, Ledger
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core import memory
 from thinwire.core.reducer import Moments
 from thinwire.exchange import bytes as wire
+from thread_runs import layout_of
 
 EXACT = Variance(2.0, quantise=False)
 
@@ -60,7 +60,7 @@ def run(reducer: Reducer[Any, Any], parts: Tensor, layout: Layout | None = None,
             sent.append(comm.ledger.picked - before)
         return outs, state, comm.ledger, torch.tensor(sent)
 
-    outs, found, ledgers, sent = zip(*crew(world, work), strict=True)
+    outs, found, ledgers, sent = zip(*in_threads(world, work), strict=True)
     assert all(torch.equal(out, outs[0]) for out in outs)
     return Ran(outs[0], list(found), list(ledgers), torch.stack(sent))
 
@@ -224,7 +224,7 @@ def test_streams_of_noise_spikes_and_drift_compress_as_simulated(kind, alpha):
             method.reduce(draw(kind, numel, generator), state, comm, out)
         return comm.ledger.picked - before
 
-    ratio = 400 * numel / crew(1, work)[0]
+    ratio = 400 * numel / in_threads(1, work)[0]
     assert wanted * 0.85 < ratio < wanted * 1.15
 
 
@@ -383,7 +383,7 @@ def test_a_message_that_is_not_whole_is_refused_on_all_workers(method, damage, m
             return True
         return False
 
-    assert crew(3, work) == [True] * 3
+    assert in_threads(3, work) == [True] * 3
 
 
 @given(st.data())

@@ -19,7 +19,7 @@ from local_cases import adamw, batches, flat, net, step, unsent
 from thinwire import CheckpointError, LocalHandle
 from thinwire.comm import Comm
 from thinwire.comm.protocol import PeerFailed
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.step import sets
 
 METHOD = "ErrorFeedback(TopK(0.1))"
@@ -47,7 +47,7 @@ def saved(world: int, folder: Path, steps: int = 3, load: bool = False, **option
         train(steps)
         return handle.save(folder, **options)
 
-    return crew(world, work)
+    return in_threads(world, work)
 
 
 def loaded(world: int, folder: Path, **options: Any) -> list[tuple[int, Tensor, Path]]:
@@ -58,7 +58,7 @@ def loaded(world: int, folder: Path, **options: Any) -> list[tuple[int, Tensor, 
         place = handle.load(folder, **options)
         return handle.steps, unsent(handle), place
 
-    return crew(world, work)
+    return in_threads(world, work)
 
 
 def names(folder: Path) -> list[str]:
@@ -104,7 +104,7 @@ def test_old_sets_and_what_kills_left_are_removed(tmp_path):
         handle.save(tmp_path, keep=2)
         handle.save(tmp_path, keep=2)
 
-    crew(2, work)
+    in_threads(2, work)
     assert [name[:13] for name in names(tmp_path)] == ["step-00000004", "step-00000005"]
     links = list(tmp_path.glob("thinwire-*"))
     assert len(links) == 2 and all(path.is_symlink() and path.exists() for path in links)
@@ -127,7 +127,7 @@ def test_another_runs_sets_stay_and_are_not_taken(tmp_path):
         assert comm.rank or any("other runs too" in text for text in said)
         return mine.steps, fresh.steps
 
-    assert crew(1, work) == [(2, 4)]
+    assert in_threads(1, work) == [(2, 4)]
     assert len(names(tmp_path)) == 2
 
 
@@ -148,7 +148,7 @@ def test_a_save_that_one_rank_does_not_join_leaves_nothing_that_counts(tmp_path)
             handle.save(tmp_path)
 
     with pytest.raises(PeerFailed):
-        crew(2, work, timeout=1)
+        in_threads(2, work, timeout=1)
     with pytest.raises(CheckpointError, match="did not come to their end"):
         loaded(2, tmp_path)
 
@@ -191,7 +191,7 @@ def test_every_flipped_bit_is_found(tmp_path):
         after = handle.state_dict()["local"]["parameters"]
         assert all(torch.equal(before[name], after[name]) for name in before)
 
-    crew(1, work)
+    in_threads(1, work)
 
 
 def test_every_flipped_bit_of_a_manifest_is_found_or_of_no_account(tmp_path):
@@ -204,13 +204,13 @@ def test_every_flipped_bit_of_a_manifest_is_found_or_of_no_account(tmp_path):
         handle.load(tmp_path)
         return unsent(handle)
 
-    [right] = crew(1, work)
+    [right] = in_threads(1, work)
     for _ in range(60):
         raw = bytearray(good)
         raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
         manifest.write_bytes(raw)
         try:
-            assert torch.equal(crew(1, work)[0], right)
+            assert torch.equal(in_threads(1, work)[0], right)
         except CheckpointError:
             refused += 1
     assert refused > 40
@@ -249,7 +249,7 @@ def test_a_full_disk_is_an_error_on_every_rank_and_the_old_set_stays(tmp_path, m
         train(1)  # and training goes on
         return str(caught.value)
 
-    for said in crew(2, work):
+    for said in in_threads(2, work):
         assert "rank 1 could not write" in said and "make room" in said
     assert len(names(tmp_path)) == 1
     assert {steps for steps, _, _ in loaded(2, tmp_path)} == {3}
@@ -264,7 +264,7 @@ def test_ranks_that_save_on_disks_of_their_own(tmp_path):
         assert again.load(tmp_path / str(comm.rank)) == left
         return again.steps, torch.equal(unsent(handle), unsent(again))
 
-    assert crew(2, work) == [(3, True)] * 2
+    assert in_threads(2, work) == [(3, True)] * 2
 
 
 def test_files_of_0_1(tmp_path):
@@ -306,7 +306,7 @@ def test_an_optimizer_of_another_kind_changes_nothing(tmp_path):
                 handle.load(tmp_path)
             assert torch.equal(flat(handle.changes.model), before)
 
-        crew(2, work)
+        in_threads(2, work)
 
 
 def test_a_state_that_does_not_fit_one_rank_is_loaded_by_none(tmp_path):
@@ -322,7 +322,7 @@ def test_a_state_that_does_not_fit_one_rank_is_loaded_by_none(tmp_path):
             handle.load(tmp_path)
         assert torch.equal(flat(handle.changes.model), before) and torch.equal(unsent(handle), left)
 
-    crew(2, work)
+    in_threads(2, work)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -332,7 +332,7 @@ def test_a_gathered_state_is_one_that_any_rank_may_load(world, tmp_path):
         train(3)
         return handle.gathered().state_dict(), unsent(handle)
 
-    written = crew(2, before)
+    written = in_threads(2, before)
     assert written[0][0] == written[1][0]
     torch.save(written[0][0], tmp_path / "state.pt")
 
@@ -342,13 +342,13 @@ def test_a_gathered_state_is_one_that_any_rank_may_load(world, tmp_path):
         assert handle.steps == 3
         return unsent(handle)
 
-    left = torch.stack(crew(world, after))
+    left = torch.stack(in_threads(world, after))
     torch.testing.assert_close(left.sum(0), sum(left for _, left in written), rtol=0, atol=1e-6)
     damaged = dict(written[0][0])
     damaged["thinwire"] = damaged["thinwire"][:-1] + b"x"
     for wrong in (damaged, {"weights": 1}):
         with pytest.raises(CheckpointError):
-            crew(1, lambda comm, wrong=wrong: start(comm)[0].gathered().load_state_dict(wrong))
+            in_threads(1, lambda comm, wrong=wrong: start(comm)[0].gathered().load_state_dict(wrong))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -363,7 +363,7 @@ def test_torchs_own_distributed_checkpoint_takes_a_gathered_state(tmp_path):
         checkpoint.load({"method": again.gathered()}, checkpoint_id=tmp_path, no_dist=True)
         assert again.steps == 3 and torch.equal(unsent(again), unsent(handle))
 
-    crew(1, work)
+    in_threads(1, work)
 
 
 @pytest.mark.parametrize("wrong", [{"run": 1e308}, {"run": None}, {"step": "x"}, {"exchanges": -1}, {"saved": 1e999}])
@@ -391,4 +391,4 @@ def test_a_damaged_state_of_an_optimizer_is_refused_before_anything_is_touched(j
             other.load_state_dict(state)
         assert other.steps == 0
 
-    crew(1, work)
+    in_threads(1, work)

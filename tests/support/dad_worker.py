@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinwire.capture.layers.factors.capture import Layers
-from thinwire.comm.threads import CrewComm, crew
+from thinwire.comm.threads import ThreadComm, in_threads
 from thinwire.core.reducer import Reducer
 from transformers_like import Conv1D
 
@@ -211,7 +211,7 @@ def distributed(
     """The gradients on every worker after one step, by factors and by what stands for DDP."""
     models = [build(name) for _ in rows]  # here, because a seed is not a thread's own
 
-    def work(comm: CrewComm) -> dict[str, Tensor | None]:
+    def work(comm: ThreadComm) -> dict[str, Tensor | None]:
         model = models[comm.rank]
         layers = attach(model, reducer, comm, **options)
         x = batch(name, comm.rank, rows[comm.rank])
@@ -220,7 +220,7 @@ def distributed(
         layers.unwrap()
         return gradients(model)
 
-    return crew(len(rows), work, timeout=20)
+    return in_threads(len(rows), work, timeout=20)
 
 
 def distance(found: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> float:
@@ -237,7 +237,7 @@ def distance(found: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) 
     return worst
 
 
-def average_the_rest(model: nn.Module, layers: Layers, comm: CrewComm) -> None:
+def average_the_rest(model: nn.Module, layers: Layers, comm: ThreadComm) -> None:
     """What DDP does for the parameters that it is left."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name not in layers.ignored:
@@ -246,7 +246,7 @@ def average_the_rest(model: nn.Module, layers: Layers, comm: CrewComm) -> None:
             comm.all_mean(parameter.grad)
 
 
-def attach(model: nn.Module, reducer: Reducer[Any, Any], comm: CrewComm, **options: Any) -> Layers:
+def attach(model: nn.Module, reducer: Reducer[Any, Any], comm: ThreadComm, **options: Any) -> Layers:
     layers = Layers(model, reducer, comm, **options)
     layers.install(model)
     return layers

@@ -180,7 +180,7 @@ def others_than_factors() -> dict[str, Any]:
         loss_of(model, data("cnn", step)).backward()
     handle = thinwire.handle(model)
     told = handle.metrics()
-    kept = [group.state.residual for group in handle.layers.engine.groups]
+    kept = [group.state.residual for group in handle.layers.exchange.groups]
     beside = [group.state.residual for group in handle.capture.groups]
     try:
         model.join()

@@ -1,4 +1,4 @@
-"""Cases of local steps that run alike on threads (`crew`) and in processes: each takes the worker it runs on."""
+"""Cases of local steps that run alike on threads (`in_threads`) and in processes: each takes the worker it runs on."""
 
 import io
 import os

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from crews import gradients, layout_of, run
 from thinwire import (
     DGC,
     QSGD,
@@ -19,6 +18,7 @@ from thinwire import (
     TopK,
     Warmup,
 )
+from thread_runs import gradients, layout_of, run
 
 # ── warm-up ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from crews import gradients, layout_of, run
 from processes import launch
 from thinwire import (
     QSGD,
@@ -18,8 +17,9 @@ from thinwire import (
     TopK,
     memory,
 )
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core.reducer import Moments, Reducer
+from thread_runs import gradients, layout_of, run
 
 # ── error feedback ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -151,7 +151,7 @@ def test_a_change_of_the_loss_scale_comes_out_again(method):
             outs.append(out / now)
         return torch.stack(outs)
 
-    torch.testing.assert_close(crew(1, work)[0], run(method, g).out)
+    torch.testing.assert_close(in_threads(1, work)[0], run(method, g).out)
 
 
 def test_under_ddp_thresholds_and_updates_follow_the_loss_scale():

@@ -124,23 +124,23 @@ class Threads:
         return None if source is None else everyone[source]
 
 
-class CrewComm(Comm):
+class ThreadComm(Comm):
     def __init__(self, rank: int, table: list[Any], barrier: Meeting, again: Meeting, link: Link | None = None):
         super().__init__(Threads(rank, table, barrier, again, link))
 
 
-class Crew:
+class ThreadWorkers:
     """`world` workers, each a thread, that do one thing together after another; `link`: as if that joined them."""
 
     def __init__(self, world: int, timeout: float = 60, link: Link | None = None):
         table: list[Any] = [None] * world
         self.barrier = Meeting(world, timeout)
         again = Meeting(world, timeout)  # where they meet after the first has broken
-        self.comms = [CrewComm(rank, table, self.barrier, again, link) for rank in range(world)]
+        self.comms = [ThreadComm(rank, table, self.barrier, again, link) for rank in range(world)]
         self.pool = ThreadPoolExecutor(world)
 
-    def run(self, work: Callable[[CrewComm], Result]) -> list[Result]:
-        """What each of them returned, by rank. A worker that fails ends the others' waiting, and the crew."""
+    def run(self, work: Callable[[ThreadComm], Result]) -> list[Result]:
+        """What each of them returned, by rank. A worker that fails ends the others' waiting."""
         jobs = [self.pool.submit(self._member, work, comm) for comm in self.comms]
         errors = [job.exception() for job in jobs]
         # A worker that failed by itself explains more than those whose barrier broke because of it.
@@ -149,21 +149,23 @@ class Crew:
             raise error
         return [job.result() for job in jobs]
 
-    def _member(self, work: Callable[[CrewComm], Result], comm: CrewComm) -> Result:
+    def _member(self, work: Callable[[ThreadComm], Result], comm: ThreadComm) -> Result:
         try:
             return work(comm)
         except BaseException:
             self.barrier.abort()  # or the others would wait for ever
             raise
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "ThreadWorkers":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.pool.shutdown()
 
 
-def crew(world: int, work: Callable[[CrewComm], Result], timeout: float = 60, link: Link | None = None) -> list[Result]:
+def in_threads(
+    world: int, work: Callable[[ThreadComm], Result], timeout: float = 60, link: Link | None = None
+) -> list[Result]:
     """Run `work` on `world` workers at once; what each returned, by rank."""
-    with Crew(world, timeout, link) as everyone:
+    with ThreadWorkers(world, timeout, link) as everyone:
         return everyone.run(work)

@@ -125,7 +125,7 @@ def wrap(
         for_layers: Any = {"share": share, "boundary": boundary, "check_every": check_every, "scaler": scaler}
         layers = Layers(model, reducer, TorchComm.own(group), **for_layers)
         layers.warn_if_few(rest, stacklevel=3)
-        layers.engine.tells = True
+        layers.exchange.tells = True
     if grain is None and options.grain == "model":
         # One bucket for all, so that the whole gradient lies in one vector and nothing is copied.
         ddp.setdefault("bucket_cap_mb", 1 + 2 * sum(p.numel() * p.element_size() for p in model.parameters()) // 2**20)

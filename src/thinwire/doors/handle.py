@@ -89,7 +89,7 @@ class Handle(ABC):
     def remembers(self) -> bool:
         """Whether the method keeps anything from step to step that a checkpoint must hold."""
         layers = getattr(self, "layers", None)
-        states = [] if layers is None else [group.state for group in layers.engine.groups]
+        states = [] if layers is None else [group.state for group in layers.exchange.groups]
         return any(state is not None for state in [self.capture.reducer.init(Layout((), ())), *states])
 
     def gathered(self) -> "Gathered":

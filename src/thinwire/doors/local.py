@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from thinwire.capture.changes.changes import Changes
-from thinwire.capture.changes.rounds import Buffers, Rounds
+from thinwire.capture.changes.exchanges import Buffers, Exchanges
 from thinwire.comm import Comm, Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.core.reducer import MethodWarning, Reducer
@@ -121,16 +121,16 @@ def local(
         warm_kernels(comm.rank, changes.device)
     changes.start()
     lane: Lane = Beside(changes.device) if delay else Inline()
-    rounds = Rounds(changes, lane, delay, average_buffers, optimizer_state == "average")
-    return LocalHandle(rounds, every, check_edits)
+    exchanges = Exchanges(changes, lane, delay, average_buffers, optimizer_state == "average")
+    return LocalHandle(exchanges, every, check_edits)
 
 
 class LocalHandle(Handle):
     """The handle of local steps. `metrics` speaks of the last optimizer step, in which nothing may have been sent."""
 
-    def __init__(self, rounds: Rounds, every: Every, check_edits: bool):
-        super().__init__(rounds.changes.steps)
-        self.changes, self.rounds, self.every, self.check_edits = rounds.changes, rounds, every, check_edits
+    def __init__(self, exchanges: Exchanges, every: Every, check_edits: bool):
+        super().__init__(exchanges.changes.steps)
+        self.changes, self.exchanges, self.every, self.check_edits = exchanges.changes, exchanges, every, check_edits
         self.steps = 0  # that this worker's optimizer has taken
         self._begin_cycle(0)
         self._stepped: set[Optimizer] = set()  # those that have taken their part of the step under way
@@ -168,15 +168,15 @@ class LocalHandle(Handle):
     def _after_step(self) -> None:
         self.steps += 1
         self.changes.steps.last = {}
-        flight = self.rounds.flight
-        if flight is not None and self.steps - flight.left_at >= self.rounds.delay:
-            self.rounds.land()
+        flight = self.exchanges.flight
+        if flight is not None and self.steps - flight.left_at >= self.exchanges.delay:
+            self.exchanges.land()
         while self.steps == self.due:
             try:
-                self.rounds.land()
+                self.exchanges.land()
                 self._leave()
-                if self.rounds.delay == 0:
-                    self.rounds.land()
+                if self.exchanges.delay == 0:
+                    self.exchanges.land()
             except BaseException:
                 self._begin_cycle(self.steps)  # what could not be exchanged goes with the next exchange
                 self._tell()
@@ -184,13 +184,13 @@ class LocalHandle(Handle):
         self._tell()
 
     def _leave(self, finishing: bool = False) -> None:
-        self.rounds.leave(self.position, self.steps, finishing)
+        self.exchanges.leave(self.position, self.steps, finishing)
         self.position += 1
         if self.position == len(self.changes.fragments):
             self._begin_cycle(self.start + self.width)
 
     def _tell(self) -> None:
-        counts = {"step": self.steps, "exchanges": self.changes.steps.step, "skipped": self.rounds.skipped}
+        counts = {"step": self.steps, "exchanges": self.changes.steps.step, "skipped": self.exchanges.skipped}
         self.changes.steps.last = _NOTHING | self.changes.steps.last | counts
         self.changes.note()
 
@@ -201,19 +201,19 @@ class LocalHandle(Handle):
         a change of its own, until all have called this; then everybody may go on.
         """
         self._look()
-        self.rounds.land()
+        self.exchanges.land()
         self.changes.steps.last = {}
         together = alone = latest = 0
         while together < len(self.changes.fragments):
             self._leave(finishing=True)
-            flight = self.rounds.wait()
+            flight = self.exchanges.wait()
             assert flight is not None  # it has just left
-            self.rounds.land()
+            self.exchanges.land()
             together = together + 1 if flight.everyone_finishes else 0
             alone += not flight.everyone_finishes
             latest = flight.latest
-        if self.rounds.average_buffers == "finish":
-            self.rounds.share_buffers()
+        if self.exchanges.average_buffers == "finish":
+            self.exchanges.share_buffers()
         self.steps = latest
         self._begin_cycle(latest)
         self._tell()
@@ -227,27 +227,27 @@ class LocalHandle(Handle):
 
     def anchored(self) -> AbstractContextManager[None]:
         """The parameters all workers left from, in the model's place: to judge or save what they have in common."""
-        self.rounds.wait()
+        self.exchanges.wait()
         return self.changes.anchored()
 
     def average_buffers(self) -> None:
         """Give all workers the mean of their buffers (BatchNorm's statistics) now, on every rank: before judging."""
-        self.rounds.land()
-        self.rounds.share_buffers()
+        self.exchanges.land()
+        self.exchanges.share_buffers()
         self.changes.note()
 
     def restart(self) -> None:
         """Leave from the model as it is now, on rank 0: for weights loaded after `local`. Memories begin empty."""
-        self.rounds.load_state_dict(None)
+        self.exchanges.load_state_dict(None)
         self.changes.start()
         self._begin_cycle(self.steps)
 
     def detach(self) -> None:
         """Exchange no more; every worker keeps its parameters. Call `finish` first to leave with equal ones."""
-        self.rounds.land()
+        self.exchanges.land()
         for hook in self._hooks:
             hook.remove()
-        self.rounds.lane.close()
+        self.exchanges.lane.close()
         for optimizer in self.changes.optimizers:
             _TAKEN.discard(optimizer)
         self.changes.comm.close()
@@ -257,7 +257,7 @@ class LocalHandle(Handle):
 
     def state_dict(self) -> dict[str, Any]:
         """All that is this rank's own between two exchanges: method, anchors, parameters, buffers, optimizer."""
-        flight = self.rounds.state_dict()  # first, as it waits for the method's states to be settled
+        flight = self.exchanges.state_dict()  # first, as it waits for the method's states to be settled
         return checkpoints.state_dict(self.changes.steps.reducer, self.changes.steps, None) | {
             "local": {
                 "counts": {key: getattr(self, key) for key in COUNTS},
@@ -287,7 +287,7 @@ class LocalHandle(Handle):
             setattr(self, key, count)
         for place, value in chosen.values:
             place.copy_(value)
-        self.rounds.load_state_dict(chosen.flight)
+        self.exchanges.load_state_dict(chosen.flight)
         changes.edited.zero_()
         changes.note()
         self.resumed = True

@@ -15,7 +15,7 @@ from thinwire.exchange.dense import fall_back as fall_back
 from thinwire.exchange.dense import fall_back_at as fall_back_at
 from thinwire.exchange.dense import mean_of as mean_of
 from thinwire.exchange.dense import rounded as rounded
-from thinwire.exchange.lengths import Room as Room
+from thinwire.exchange.lengths import MessageRoom as MessageRoom
 from thinwire.exchange.lengths import gather_bytes as gather_bytes
 from thinwire.exchange.sparse import gather_pairs as gather_pairs
 from thinwire.exchange.sparse import gather_union as gather_union

@@ -10,7 +10,7 @@ from thinwire.core import memory
 
 
 @dataclass
-class Room:
+class MessageRoom:
     """How many bytes the next message of unknown length may take without a second collective.
 
     The lengths travel inside the messages. When every worker's fits the room agreed after the last exchange,
@@ -20,7 +20,7 @@ class Room:
     size: int = memory.per_world(int)
 
 
-def gather_bytes(message: Tensor, comm: Comm, room: Room, limit: int | None = None) -> list[Tensor] | None:
+def gather_bytes(message: Tensor, comm: Comm, room: MessageRoom, limit: int | None = None) -> list[Tensor] | None:
     """Every worker's message, of whatever length; None, on all alike, if one is longer than `limit`.
 
     One collective as long as messages keep to the room that the last exchange left.

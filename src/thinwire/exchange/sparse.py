@@ -8,7 +8,7 @@ from thinwire.comm import Comm
 from thinwire.comm.table import wire_bytes
 from thinwire.exchange import bytes as wire
 from thinwire.exchange.dense import dense_bytes, dense_price, fall_back, rounded
-from thinwire.exchange.lengths import Room, gather_bytes
+from thinwire.exchange.lengths import MessageRoom, gather_bytes
 from thinwire.exchange.values import mean_of_rounded
 
 
@@ -30,7 +30,7 @@ def mean_at(x: Tensor, index: Tensor, comm: Comm, out: Tensor) -> None:
     kernels.fill_sparse(out, [(index, values)], 1.0)
 
 
-def gather_pairs(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) -> None:
+def gather_pairs(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: MessageRoom) -> None:
     """Average the entries that each worker chose for itself: sum of what was sent over the number of workers."""
     values = rounded(kernels.gather(x, index), comm)
     message = wire.encode(index, values, x.numel(), comm.wire_dtype(x.dtype))
@@ -41,7 +41,7 @@ def gather_pairs(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) 
     kernels.fill_sparse(out, [wire.decode(m, x.numel()) for m in messages], 1 / comm.world)
 
 
-def gather_union(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: Room) -> list[Tensor] | None:
+def gather_union(x: Tensor, index: Tensor, comm: Comm, out: Tensor, room: MessageRoom) -> list[Tensor] | None:
     """Average the entries that any worker chose, every worker contributing its own value at each.
 
     Returns what each worker chose, or None where averaging everything was cheaper and was done instead.

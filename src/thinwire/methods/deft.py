@@ -30,7 +30,7 @@ from thinwire.comm import Comm
 from thinwire.comm.codec import as_bytes
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Reducer, check_density, count
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 from thinwire.exchange import bytes as wire
 
 COMMON = -1  # the bin of layers that all workers send whole
@@ -40,7 +40,7 @@ COMMON = -1  # the bin of layers that all workers send whole
 class DEFTState:
     sizes: list[int] = memory.derived()  # of the tensors
     step: int = memory.alike(0)
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
     picks: list[int] = memory.per_world(list)  # what each worker chose at the last step
     bins: list[int] = memory.per_world(list)  # of the layers, as they were dealt for the next step; empty: not yet
 

@@ -21,7 +21,7 @@ from thinwire import exchange, kernels
 from thinwire.comm import Comm
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Reducer, check_density, count
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 from thinwire.exchange import bytes as wire
 
 
@@ -31,8 +31,8 @@ class OkTopkState:
     own: float = memory.own(0.0, degree=1)  # this worker's threshold for its picks
     common: float = memory.alike(0.0, degree=1)  # all workers' threshold for sums
     edges: list[int] = memory.per_world(list)  # where regions begin, after the first
-    sums: Room = field(default_factory=Room)
-    kept: Room = field(default_factory=Room)
+    sums: MessageRoom = field(default_factory=MessageRoom)
+    kept: MessageRoom = field(default_factory=MessageRoom)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _cut_evenly(picks: Tensor, n: int, comm: Comm) -> list[int]:
     return (comm.all_gather(mine).sum(0) // world).tolist()
 
 
-def _kth_of_all(sums: Tensor, k: int, comm: Comm, room: Room) -> float:
+def _kth_of_all(sums: Tensor, k: int, comm: Comm, room: MessageRoom) -> float:
     """The k-th largest magnitude among the sums of all regions, or 0 if there are not so many."""
     found = sums[sums != 0]
     messages = exchange.gather_bytes(found.view(torch.uint8), comm, room)

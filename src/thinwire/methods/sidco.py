@@ -21,7 +21,7 @@ from thinwire import exchange, kernels
 from thinwire.comm import Comm
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Reducer, check_density, count
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 from thinwire.exchange import bytes as wire
 
 FITS = ("exponential", "pareto", "gamma")
@@ -34,7 +34,7 @@ class SIDCoState:
     stages: int = memory.alike(1)
     step: int = memory.alike(0)
     ratios: float = memory.alike(0.0)  # sum over steps of (entries sent) / (entries wanted)
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from thinwire import exchange, kernels
 from thinwire.comm import Comm
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Reducer
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 from thinwire.exchange import bytes as wire
 
 
@@ -21,7 +21,7 @@ from thinwire.exchange import bytes as wire
 class StromState:
     r: Tensor = memory.unsent()  # gradients that were not sent yet
     unit: float = memory.alike(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Strom(Reducer[Tensor, StromState]):
         send_quanta(state.r, loud, quantum, comm, out, state.room)
 
 
-def send_quanta(r: Tensor, index: Tensor, quantum: float, comm: Comm, out: Tensor, room: Room) -> None:
+def send_quanta(r: Tensor, index: Tensor, quantum: float, comm: Comm, out: Tensor, room: MessageRoom) -> None:
     """Move a quantum, with its sign, from each entry of `r` at `index` into the mean."""
     # The sign is the lowest bit of a position among twice as many: one bit more for each gap between positions.
     places = 2 * index.long() + (r[index] < 0)

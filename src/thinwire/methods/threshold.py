@@ -16,13 +16,13 @@ from thinwire import exchange, kernels
 from thinwire.comm import Comm
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Reducer, check_density, count
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 
 
 @dataclass
 class ThresholdState:
     unit: float = memory.alike(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from torch import Tensor
 from thinwire import exchange, kernels
 from thinwire.comm import Comm
 from thinwire.core.reducer import Layout, Reducer, check_density, count
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 
 
 @dataclass
 class TopKState:
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.comm import Comm
-from thinwire.exchange import Room, gather_bytes
+from thinwire.exchange import MessageRoom, gather_bytes
 
 _MASK = (1 << 62) - 1
 _PIECE = 2**15  # words looked at at once, so that they stay in the cache
@@ -34,7 +34,7 @@ def compare(description: dict[str, str], comm: Comm, device: torch.device) -> No
 def told_by_all(words: dict[str, Any], comm: Comm, device: torch.device) -> list[dict[str, Any]]:
     """What every rank says, by rank: anything that JSON knows."""
     mine = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8).to(device)
-    messages = gather_bytes(mine, comm, Room())
+    messages = gather_bytes(mine, comm, MessageRoom())
     assert messages is not None  # there was no limit
     return [json.loads(bytes(message.tolist())) for message in messages]
 

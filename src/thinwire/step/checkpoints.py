@@ -120,7 +120,7 @@ def with_stand_ins(
         ]
         factors = like["layers"]
         if layers is not None:
-            fresh = [layers.reducer.init(group.layout) for group in layers.engine.groups]
+            fresh = [layers.reducer.init(group.layout) for group in layers.exchange.groups]
             parts = zip(factors["groups"], fresh, strict=True)
             factors = factors | {"groups": [p | {"state": memory.nothing_unsent(p["state"], f)} for p, f in parts]}
     except (LookupError, TypeError, AttributeError, ValueError) as error:

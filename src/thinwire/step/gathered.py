@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from thinwire.exchange import Room, gather_bytes
+from thinwire.exchange import MessageRoom, gather_bytes
 from thinwire.step import sets
 from thinwire.step.checkpoints import CheckpointError
 from thinwire.step.files import Together
@@ -20,7 +20,7 @@ def pack(state: dict[str, Any], together: Together) -> dict[str, Any]:
     torch.save(state, out)
     mine = torch.frombuffer(out.getbuffer(), dtype=torch.uint8).to(together.device)
     with together.guarded("gathering the states of all ranks"):
-        parts = gather_bytes(mine, together.comm, Room())
+        parts = gather_bytes(mine, together.comm, MessageRoom())
     assert parts is not None  # there was no limit
     whole = io.BytesIO()
     torch.save([part.cpu() for part in parts], whole)

@@ -84,7 +84,7 @@ class Step(Costs):
     def __init__(self, steps: Steps):
         super().__init__(steps.comm.ledger)
         self.steps = steps
-        self.told: dict[str, list[int]] = {}  # what each worker has said in the roll call, by word
+        self.answers: dict[str, list[int]] = {}  # what each worker has said in the roll call, by word
         self.fine = True  # no worker has brought a value that is not finite
         self.error: BaseException | None = None
         self._touched: list[Group] = []
@@ -123,9 +123,9 @@ class Step(Costs):
     def _hear(self, heads: Tensor) -> None:
         """Hear all workers' words, which come with the first message; what is raised here ends it."""
         answers = heads.contiguous().view(torch.int64).view(self.steps.comm.world, -1)
-        self.told = dict(zip(self._words, answers.T.tolist(), strict=True))
-        agreement.check_alike(self.told, ("step", "parameters"))
-        self.fine &= all(self.told["finite"])
+        self.answers = dict(zip(self._words, answers.T.tolist(), strict=True))
+        agreement.check_alike(self.answers, ("step", "parameters"))
+        self.fine &= all(self.answers["finite"])
         if not self.fine:
             raise NotFinite
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.comm import Comm
 from thinwire.comm.codec import as_bytes
 from thinwire.comm.protocol import PeerFailed
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core import memory
 from thinwire.core.reducer import Reducer
 from thinwire.step.step import Steps
@@ -70,11 +70,11 @@ def check_atomicity(reducer: Reducer[Any, Any], case: Case) -> None:
                     same &= same_state(before, memory.save(group.state, layout))
         return outs, same
 
-    wanted = crew(case.world, lambda comm: train(comm, None, False)[0], timeout=PATIENCE)[0]
+    wanted = in_threads(case.world, lambda comm: train(comm, None, False)[0], timeout=PATIENCE)[0]
     last = len(_collectives(reducer, case))
     for at in range(last + 1):
         for alone in (True, False) if at < last and case.world > 1 else (False,):
-            told = crew(case.world, partial(train, at=at, alone=alone), timeout=PATIENCE)
+            told = in_threads(case.world, partial(train, at=at, alone=alone), timeout=PATIENCE)
             where = f"after an error at collective {at} of {last} on {'one worker' if alone else 'all workers'}"
             for rank, (outs, same) in enumerate(told):
                 if not same:
@@ -93,7 +93,7 @@ def _collectives(reducer: Reducer[Any, Any], case: Case) -> list[str]:
             reducer.reduce(made_up(reducer.wants, case.layout, step, comm.rank), state, comm, out)
         return [op for op, _ in comm.ledger.entries]
 
-    return crew(case.world, work, timeout=PATIENCE)[0]
+    return in_threads(case.world, work, timeout=PATIENCE)[0]
 
 
 def same_state(one: Any, other: Any) -> bool:

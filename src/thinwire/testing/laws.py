@@ -30,7 +30,7 @@ from torch import Tensor
 
 from thinwire.comm import Comm
 from thinwire.comm.dry import DryComm
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 from thinwire.core import memory
 from thinwire.core.factors import Factors
 from thinwire.core.reducer import Layout, Moments, Reducer
@@ -160,7 +160,7 @@ def _check_planning(reducer: Reducer[Any, Any], case: Case) -> None:
         # How often a message of unknown length needs a second piece is not for a plan to know.
         return [op for op, _ in groupby(op for op, _ in comm.ledger.entries)]
 
-    real, dry = crew(case.world, alike)[0], alike(DryComm(case.world))
+    real, dry = in_threads(case.world, alike)[0], alike(DryComm(case.world))
     if real != dry:
         fail("planning", reducer, case, f"workers issue {real[:8]}, a dry run {dry[:8]}")
 
@@ -213,7 +213,7 @@ def _run(
         return told
 
     try:
-        return crew(case.world, work, timeout=PATIENCE)
+        return in_threads(case.world, work, timeout=PATIENCE)
     except threading.BrokenBarrierError as error:
         fail("order", reducer, case, "one worker issues more collectives than another", error)
 

@@ -252,7 +252,7 @@ class Buckets:
         if base or thrown:
             step.settle()
         if not now.called:
-            told = step.told
+            told = step.answers
             now.based = base != 0 and len(set(told["base"])) == 1
             if thrown and all(told["thrown"]):
                 steps.undo_last()

@@ -1,6 +1,6 @@
 """ExDyna on hundreds of workers, in one process and one thread.
 
-Threads (`thinwire.comm.crew`) run any method on some dozens of workers. What ExDyna's workers decide follows from a
+Threads (`thinwire.comm.threads`) run any method on some dozens of workers. What ExDyna's workers decide follows from a
 state that all hold alike, so here there is one of it, and the workers are rows of a matrix of residuals. Each makes
 its picks with the method's own code; only the exchange is left out, and entered on a ledger as if it had been.
 """

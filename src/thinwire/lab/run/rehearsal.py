@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from thinwire.capture.layers.squares.second_moments import SecondMoments
 from thinwire.comm import Comm, Ledger
-from thinwire.comm.threads import Crew
+from thinwire.comm.threads import ThreadWorkers
 from thinwire.core.reducer import Layout, Moments, Reducer
 from thinwire.lab import LabError
 from thinwire.lab.records.record import Line, Recorder, Run, follow, has_ended, rank_file, write_text
@@ -61,13 +61,13 @@ def rehearse(run: Run, task: Task, folder: Path) -> None:
     write_text(rank_file(folder, 0), "")  # in the place of a rehearsal that was ended; whoever follows that one notices
     recorder = Recorder(rank_file(folder, 0))
     torch.manual_seed(run.seed)
-    with Crew(run.workers) as crew:
+    with ThreadWorkers(run.workers) as threads:
         method = method_of(run.method)
         workers: Workers
         if isinstance(method, LocalSteps):
-            workers = Changes(run, task, crew, method)
+            workers = Changes(run, task, threads, method)
         else:
-            workers = Gradients(run, task, crew, reducer_in(method) or Dense())
+            workers = Gradients(run, task, threads, reducer_in(method) or Dense())
         recorder.write({"start": 0, "rank": 0, "pid": os.getpid(), "torch": torch.__version__, "rehearsal": True})
         recorder.write({"step": 0, "seconds": 0.0, **told(judge(workers.model, task, CPU, "validation"), "validation")})
         seconds, before = 0.0, [Ledger(run.workers)] * run.workers
@@ -78,8 +78,8 @@ def rehearse(run: Run, task: Task, folder: Path) -> None:
                 workers.finish()
             took = time.perf_counter() - began
             seconds += took
-            now = [copy.copy(comm.ledger) for comm in crew.comms]
-            for comm in crew.comms:
+            now = [copy.copy(comm.ledger) for comm in threads.comms]
+            for comm in threads.comms:
                 comm.ledger.clear()
             line: Line = {"step": step + 1, "loss": loss, "seconds": seconds, "step_s": took}
             line |= workers.metrics() | bytes_between(before, now) | shares(before, now, workers.model)
@@ -100,8 +100,8 @@ class Gradients:
     Running statistics (BatchNorm's) then follow all workers' batches, one after the other.
     """
 
-    def __init__(self, run: Run, task: Task, crew: Crew, method: Reducer) -> None:
-        self.run, self.task, self.crew, self.method = run, task, crew, method
+    def __init__(self, run: Run, task: Task, threads: ThreadWorkers, method: Reducer) -> None:
+        self.run, self.task, self.threads, self.method = run, task, threads, method
         self.model = task.model()
         self.optimizer = make_optimizer(self.model, run)
         self.names, self.parameters = zip(*self.model.named_parameters())
@@ -109,17 +109,17 @@ class Gradients:
         self.watch = SecondMoments(self.model) if self.method.wants is Moments else None
         alone = [Layout((name,), (p.shape,)) for name, p in zip(self.names, self.parameters)]
         self.groups = alone if run.grain == "tensor" else [layout]
-        self.states = [[self.method.init(group) for group in self.groups] for _ in crew.comms]
-        self.gradients = [layout.zeros() for _ in crew.comms]
-        self.outs = [layout.zeros() for _ in crew.comms]
+        self.states = [[self.method.init(group) for group in self.groups] for _ in threads.comms]
+        self.gradients = [layout.zeros() for _ in threads.comms]
+        self.outs = [layout.zeros() for _ in threads.comms]
         self.sizes = layout.sizes
 
     def step(self, number: int) -> float:
         known = [self._gradient(number, rank) for rank in range(self.run.workers)]
         if number == 0:  # as under DDP, which arranges its buckets after the first step
-            self.crew.run(lambda c: Dense().reduce(self.gradients[c.rank], None, c, self.outs[c.rank]))
+            self.threads.run(lambda c: Dense().reduce(self.gradients[c.rank], None, c, self.outs[c.rank]))
         else:
-            self.crew.run(lambda c: self._reduce(known[c.rank][0], c))
+            self.threads.run(lambda c: self._reduce(known[c.rank][0], c))
         for p, part in zip(self.parameters, self.outs[0].split(self.sizes)):
             p.grad = part.view_as(p)
         clip(self.model, self.run)
@@ -165,12 +165,14 @@ class Gradients:
 class Changes:
     """Local steps: every worker has a replica and an optimizer of its own."""
 
-    def __init__(self, run: Run, task: Task, crew: Crew, steps: LocalSteps) -> None:
-        self.run, self.task, self.crew = run, task, crew
+    def __init__(self, run: Run, task: Task, threads: ThreadWorkers, steps: LocalSteps) -> None:
+        self.run, self.task, self.threads = run, task, threads
         self.model = task.model()
-        self.models = [self.model, *(copy.deepcopy(self.model) for _ in crew.comms[1:])]
+        self.models = [self.model, *(copy.deepcopy(self.model) for _ in threads.comms[1:])]
         self.optimizers = [make_optimizer(model, run) for model in self.models]
-        self.handles = crew.run(lambda c: take_local_steps(self.models[c.rank], self.optimizers[c.rank], steps, comm=c))
+        self.handles = threads.run(
+            lambda c: take_local_steps(self.models[c.rank], self.optimizers[c.rank], steps, comm=c)
+        )
 
     def step(self, number: int) -> float:
         losses = []
@@ -179,7 +181,7 @@ class Changes:
             losses.append(backward(model, self.task, number, rank, self.run))
             clip(model, self.run)
             set_rate(optimizer, number, self.run)
-        self.crew.run(lambda c: self.optimizers[c.rank].step())
+        self.threads.run(lambda c: self.optimizers[c.rank].step())
         return sum(losses) / len(losses)
 
     def metrics(self) -> dict[str, float]:
@@ -195,7 +197,7 @@ class Changes:
             yield
 
     def finish(self) -> None:
-        self.crew.run(lambda c: self.handles[c.rank].finish())
+        self.threads.run(lambda c: self.handles[c.rank].finish())
 
 
 def floating_buffers(model: nn.Module) -> list[Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from thinwire.core import memory
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 from thinwire.methods.exdyna.thresholds import Control
 
 
@@ -14,7 +14,7 @@ class ExDynaState:
     numel: int = memory.derived()
     target: int = memory.derived()  # k: how many entries should be sent, at the density of the last step
     control: Control = field(default_factory=Control)
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
     step: int = memory.per_world(int)
     shares: list[int] = memory.per_world(list)  # blocks of each partition
     loads: list[float] = memory.per_world(list)  # smoothed picks of each partition, or of each block

@@ -25,7 +25,7 @@ from thinwire import exchange, kernels
 from thinwire.comm import Comm
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Moments, Reducer
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 from thinwire.exchange import bytes as wire
 from thinwire.methods.variance import published
 
@@ -39,7 +39,7 @@ class VarianceState:
     sizes: list[int] = memory.derived()  # of the tensors, each of which has its own largest exponent
     lost: float = memory.derived()  # of the last step, so never saved: what the quantiser dropped, as a norm
     held: float = memory.derived()  # likewise: the fraction of sure entries that were too small to tell
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from thinwire import exchange, kernels
 from thinwire.comm import Comm
 from thinwire.core import memory
 from thinwire.core.reducer import Layout, Moments, Reducer
-from thinwire.exchange import Room
+from thinwire.exchange import MessageRoom
 from thinwire.methods.strom import check_quantum, send_quanta
 from thinwire.methods.variance.variance import check_noise
 
@@ -29,7 +29,7 @@ class VarianceStromState:
     r: Tensor = memory.unsent()  # gradients that were not sent yet
     v: Tensor = memory.summed(degree=2)  # their noise
     unit: float = memory.alike(1.0, degree=1)  # what 1 in gradient units is now, under a loss scale
-    room: Room = field(default_factory=Room)
+    room: MessageRoom = field(default_factory=MessageRoom)
 
 
 @dataclass(frozen=True)

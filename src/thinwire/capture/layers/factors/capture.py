@@ -60,7 +60,7 @@ class Layers:
         names = dict(model.named_parameters())
         self.steps = Steps(reducer, comm, names, grain="layers", check_every=check_every, scaler=scaler)
         lane = lane or Beside(device)
-        self.engine = BackwardExchange(self.steps, lane, in_flight=in_flight, boundary=boundary)
+        self.exchange = BackwardExchange(self.steps, lane, in_flight=in_flight, boundary=boundary)
         self._removers: list[Callable[[], None]] = []
         self._wrapped: Callable[[], nn.Module | None] = lambda: None
 
@@ -73,7 +73,7 @@ class Layers:
             shared = all(share(name) for name, _, _ in places)
             if shared and _may_travel(weight) and None not in found:
                 known = list(dict.fromkeys(product for product in found if product is not None))
-                slots[weight] = Slot([name for name, _, _ in places], weight, known, self.engine)
+                slots[weight] = Slot([name for name, _, _ in places], weight, known, self.exchange)
         self._leave_ddp_something(slots, owners, share)
         self._left: dict[str, list[nn.Parameter]] = {}  # what DDP keeps, by the kind of module it is in
         for weight, places in owners.items():
@@ -89,8 +89,8 @@ class Layers:
             if operation is not None and any(weight in slots for weight in module.parameters(recurse=False)):
                 take_over(module, operation, slots)
                 self._taken.append(module)
-        self.engine.groups += self._groups(list(slots.values()))
-        for number, group in enumerate(self.engine.groups):
+        self.exchange.groups += self._groups(list(slots.values()))
+        for number, group in enumerate(self.exchange.groups):
             for slot in group.slots:
                 slot.group = number
 
@@ -126,19 +126,19 @@ class Layers:
 
     def install(self, wrapped: nn.Module) -> None:
         """Follow the passes of the module that the user calls: DDP, or the model itself."""
-        engine = self.engine
+        exchange = self.exchange
 
         def enter(module: nn.Module, arguments: Any) -> None:
-            if torch.is_grad_enabled() and engine.groups:
-                for slot in engine.slots:
+            if torch.is_grad_enabled() and exchange.groups:
+                for slot in exchange.slots:
                     slot.check_unwatched()
-                engine.enter(getattr(module, "require_backward_grad_sync", True))
+                exchange.enter(getattr(module, "require_backward_grad_sync", True))
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-            done = engine.leave()
+            done = exchange.leave()
             if done is not None:
                 for tensor in filter(lambda t: t.requires_grad, _tensors(output)):
-                    tensor.register_hook(lambda gradient, done=done: engine.begin(done))
+                    tensor.register_hook(lambda gradient, done=done: exchange.begin(done))
 
         self._removers += [
             wrapped.register_forward_pre_hook(ModuleHook(enter)).remove,
@@ -165,18 +165,18 @@ class Layers:
     def detach(self, exact: FactorReducer[Any]) -> None:
         """Go on with a method without memory: DDP no longer knows these weights, so it exchanges them from now on."""
         self.reducer = self.steps.reducer = exact
-        for group in self.engine.groups:
+        for group in self.exchange.groups:
             group.state, group.chain = None, None
 
     def unwrap(self) -> None:
         """Give the layers their own classes back. Their weights are exchanged by nobody from now on."""
         for module in self._taken:
             release(module)
-        for slot in self.engine.slots:
+        for slot in self.exchange.slots:
             slot.hook.remove()
         for remove in self._removers:
             remove()
-        self.engine.lane.close()
+        self.exchange.lane.close()
 
     def give_back(self) -> None:
         """The model is wrapped anew. Whoever still calls the old module hears of it: it exchanges nothing any more."""
@@ -189,29 +189,29 @@ class Layers:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Backward passes inside are the caller's own: for torch.autograd.grad, which would otherwise be exchanged."""
-        self.engine.paused = True
+        self.exchange.paused = True
         try:
             yield
         finally:
-            self.engine.paused = False
+            self.exchange.paused = False
 
     @property
     def numel(self) -> int:
         """How many entries go as factors."""
-        return sum(group.layout.numel for group in self.engine.groups)
+        return sum(group.layout.numel for group in self.exchange.groups)
 
     # ── what there is to tell ──────────────────────────────────────────────────────────────────────────────────────
 
     def metrics(self) -> dict[str, float]:
         """What the last exchange cost, and what the method has to say of each layer."""
         found = dict(self.steps.last)
-        for group in self.engine.groups:
+        for group in self.exchange.groups:
             found |= self.reducer.metrics(group.state)
         return found
 
     def residual_norm(self) -> float:
         """The length of all that was kept back."""
-        kept = [tensor for group in self.engine.groups for tensor in memory.unsent_tensors(group.state)]
+        kept = [tensor for group in self.exchange.groups for tensor in memory.unsent_tensors(group.state)]
         return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in kept))
 
     def plan(self) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ class Layers:
         factors cost what the gradient does.
         """
         rows = []
-        for group in self.engine.groups:
+        for group in self.exchange.groups:
             if group.seen is None:
                 continue
             seen, working = group.seen, group.layout.working
@@ -242,7 +242,7 @@ class Layers:
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        groups = self.engine.groups
+        groups = self.exchange.groups
         return {
             "world": self.comm.world,
             "exchanges": self.steps.step,
@@ -252,7 +252,7 @@ class Layers:
 
     def load_state_dict(self, saved: list[dict[str, Any]]) -> None:
         """Go on from this rank's state, or from all ranks' of a run with another number of workers."""
-        groups = self.engine.groups
+        groups = self.exchange.groups
         if [part["names"] for part in saved[0]["groups"]] != [list(group.layout.names) for group in groups]:
             raise ValueError(
                 "the checkpoint has other layers, or in another order, than this model; or it was made over another "

@@ -31,14 +31,14 @@ class Slot:
     """One weight that travels as factors, and what has arrived for it since the last exchange."""
 
     def __init__(
-        self, names: list[str], weight: nn.Parameter, rules: list[GradientProduct], engine: "BackwardExchange"
+        self, names: list[str], weight: nn.Parameter, rules: list[GradientProduct], exchange: "BackwardExchange"
     ):
-        self.names, self.weight, self.rules, self.engine = names, weight, rules, engine
+        self.names, self.weight, self.rules, self.exchange = names, weight, rules, exchange
         self.group = 0  # its group's number
         self.strayed = False  # used outside its layer on this worker
         self.outside = False  # the same on any worker: there may be a formed gradient in every step
         self.kept = False  # what goes into it is raw data, and stays here: its gradient is formed
-        self.hook = weight.register_hook(lambda gradient: engine.found(self, gradient))
+        self.hook = weight.register_hook(lambda gradient: exchange.found(self, gradient))
         self.forget()
 
     def forget(self) -> None:
@@ -56,11 +56,11 @@ class Slot:
 
     def used(self, product: GradientProduct | None = None, form: Form | None = None, *, raw: bool = False) -> None:
         """Note a use in the forward pass; what will come back has the output's shape and dtype."""
-        now = self.engine.passing
+        now = self.exchange.passing
         if now is None or product is None or form is None:
             return  # a pass outside the wrapped model, or the second run of a checkpointed part
         now.uses[self] = now.uses.get(self, 0) + 1
-        if self.engine.keeps(self, raw):
+        if self.exchange.keeps(self, raw):
             self.kept = True
             return
         key, tally = (self, product), form.numbers()
@@ -69,18 +69,18 @@ class Slot:
     def gradient(self, parts: Parts) -> None:
         """Take a use from the backward pass; nothing goes on to the weight."""
         found = parts.factors()
-        if self.engine.paused or found is None:
+        if self.exchange.paused or found is None:
             return
         if self.sent:
-            return self.engine.refuse(self.too_many())
+            return self.exchange.refuse(self.too_many())
         product, inputs, deltas = found
         self.uses[product].append((inputs.detach(), deltas.detach()))
         self.arrived += 1
         if self.kept:
             self._form_uses()
-        elif not self.engine.exchanging:
+        elif not self.exchange.exchanging:
             self._fold()
-        self.engine.advance(self)
+        self.exchange.advance(self)
 
     def check_unwatched(self) -> None:
         """Refuse hooks that were put on the weight since: its gradient is not there before the pass is over."""
@@ -98,7 +98,7 @@ class Slot:
 
     def below(self, delta: Tensor) -> Tensor:
         """What goes on to the layers below, which the user may replace."""
-        replaced = self.engine.boundary
+        replaced = self.exchange.boundary
         return delta if replaced is None else replaced(self.names[0], delta)
 
     def form(self, gradient: Tensor) -> None:

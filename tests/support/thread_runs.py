@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire import Layout, Reducer
 from thinwire.comm import Comm, Ledger
-from thinwire.comm.threads import crew
+from thinwire.comm.threads import in_threads
 
 
 class Ran(NamedTuple):
@@ -39,6 +39,6 @@ def run(reducer: Reducer[Any, Any], grads: Tensor, layout: Layout | None = None)
             lefts.append(local)
         return outs, torch.stack(lefts), state, comm.ledger
 
-    outs, lefts, states, ledgers = zip(*crew(world, work), strict=True)
+    outs, lefts, states, ledgers = zip(*in_threads(world, work), strict=True)
     assert all(torch.equal(out, outs[0]) for out in outs)
     return Ran(outs[0], torch.stack(lefts), list(states), list(ledgers))

@@ -46,7 +46,7 @@ class Flight:
     done: Future[Tensor] = field(default_factory=Future)
 
 
-class Rounds:
+class Exchanges:
     def __init__(self, changes: Changes, lane: Lane, delay: int, average_buffers: Buffers, average_state: bool):
         self.changes, self.lane, self.delay = changes, lane, delay
         self.average_buffers, self.average_state = average_buffers, average_state
@@ -91,14 +91,14 @@ class Rounds:
                 step.call_roll(finite=finite, parameters=0, ask=mine)
                 if states or buffers or finishing:
                     step.settle()  # what follows depends on the answers
-                if not (finishing and all(step.told["idle"])) and step.fine:
+                if not (finishing and all(step.answers["idle"])) and step.fine:
                     for group, vector in zip(groups, vectors, strict=True):
                         if not finite:
                             vector.copy_(group.state.departure)  # far away the others hear of it later
                         step.reduce(group, vector, vector)
                 self._hear(flight, step)
-                if flight.fine and not all(step.told["idle"]):
-                    sent = {name: b for name, b in buffers.items() if any(step.told[f"buffer {name}"])}
+                if flight.fine and not all(step.answers["idle"]):
+                    sent = {name: b for name, b in buffers.items() if any(step.answers[f"buffer {name}"])}
                     flight.buffers = dict(zip(sent, changes.mean(list(sent.values())), strict=True))
                     for state, mean in zip(states, changes.mean(states), strict=True):
                         state.copy_(mean)
@@ -113,7 +113,7 @@ class Rounds:
     def _hear(self, flight: Flight, step: Step) -> None:
         """Raise on every rank what one of them must not go on with."""
         step.settle()
-        told = step.told
+        told = step.answers
         for key in ("anchor", "optimizer"):
             if len(set(told[key])) > 1:
                 raise Disagreement(_lost(key, told[key]))
@@ -167,7 +167,7 @@ class Rounds:
             marks = {f"buffer {name}": agreement.checksum([buffer]) for name, buffer in changes.buffers.items()}
             step.call_roll(finite=True, parameters=0, ask=marks)
             step.settle()
-            apart = [b for name, b in changes.buffers.items() if len(set(step.told[f"buffer {name}"])) > 1]
+            apart = [b for name, b in changes.buffers.items() if len(set(step.answers[f"buffer {name}"])) > 1]
             for buffer, mean in zip(apart, changes.mean(apart), strict=True):
                 buffer.copy_(mean)
         changes.keep_buffers()
