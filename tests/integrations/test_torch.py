@@ -17,6 +17,11 @@ def test_compiled_models_train_to_the_same_bits_under_the_same_names():
             assert torch.equal(told[when][0], parameters) and told[when][2] == residual
 
 
+def test_local_steps_of_a_compiled_model_go_on_in_one_that_is_not():
+    for compiled, plain in launch(2, "resume_cases:compiled_local_steps", timeout=600):
+        assert torch.equal(compiled, plain)
+
+
 def test_a_python_reducer_is_refused():
     assert all("python reducer" in told for told in launch(2, "resume_cases:python_reducer", timeout=600))
 

@@ -38,6 +38,26 @@ def compiled() -> dict[str, Any]:
     return found
 
 
+def compiled_local_steps() -> tuple[torch.Tensor, torch.Tensor]:
+    """Local steps of a compiled model, and the second half of them again with one that is not compiled."""
+    launched()
+    found: list[torch.Tensor] = []
+    halfway: Any = None
+    for compiled in (True, False):
+        net = nn.Sequential(network(), nn.BatchNorm1d(4))
+        optimizer = optimizer_for(net)
+        model: Any = torch.compile(net, backend="eager") if compiled else net
+        handle = thinwire.local(model, optimizer, "ErrorFeedback(TopK(0.1))", every=1, ahead=True)
+        if compiled:
+            train(model, optimizer, range(BATCHES))
+            halfway = torch.load(_bytes(handle.state_dict()), weights_only=True)
+        else:
+            handle.load_state_dict(halfway)
+        train(model, optimizer, range(BATCHES, STEPS))
+        found.append(torch.cat([t.detach().double().flatten() for t in net.state_dict().values()]))
+    return found[0], found[1]
+
+
 def python_reducer() -> str:
     launched()
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):

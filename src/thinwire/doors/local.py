@@ -262,7 +262,7 @@ class LocalHandle(Handle):
             "local": {
                 "counts": {key: getattr(self, key) for key in COUNTS},
                 "parameters": copies(self.changes.parameters),
-                "buffers": copies(dict(self.changes.model.named_buffers())),
+                "buffers": copies(self.changes.all_buffers()),
                 "kept": copies(self.changes.kept),
                 "kinds": [type(optimizer).__name__ for optimizer in self.changes.optimizers],
                 "optimizers": [optimizer.state_dict() for optimizer in self.changes.optimizers],

@@ -45,9 +45,8 @@ def _choose(given: list[dict[str, Any]], changes: Changes) -> Chosen:
     own = parts[comm.rank % len(parts)]
     optimizers = own["optimizers"] if "optimizers" in own else [own.get("optimizer")]  # 0.1 had one
     check_optimizers(changes.optimizers, optimizers, own.get("kinds"))
-    buffers: dict[str, Tensor] = dict(changes.model.named_buffers())
     values = _pairs(changes.parameters, _mean([_parameters(state, resized) for state in mine]))
-    values += _pairs(buffers, _mean([part["buffers"] for part in parts]))
+    values += _pairs(changes.all_buffers(), _mean([part["buffers"] for part in parts]))
     values += _pairs(changes.kept, _mean([part["kept"] for part in parts]))
     flight = own["flight"]
     if flight is not None:
@@ -58,7 +57,7 @@ def _choose(given: list[dict[str, Any]], changes: Changes) -> Chosen:
 def _check(given: list[dict[str, Any]], changes: Changes) -> None:
     """Refuse states that are none of local steps, or of another model."""
     names = [list(group.layout.names) for group in changes.groups]
-    shapes = {name: p.shape for name, p in [*changes.parameters.items(), *changes.model.named_buffers()]}
+    shapes = {name: p.shape for name, p in [*changes.parameters.items(), *changes.all_buffers().items()]}
     for state in given:
         if not isinstance(state, dict) or "local" not in state:
             raise CheckpointError("this is no state of local steps: handle.state_dict() makes one")

@@ -4,10 +4,10 @@ Beside the parameters it sees to what else the steps have changed: buffers, and 
 when somebody else changes parameters, since that would be taken for the work of the steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from thinwire.step import agreement as agree
 from thinwire.step.groups import Group
 from thinwire.step.step import Steps
 
+T = TypeVar("T", bound=Tensor)
 _SAMPLES = 256  # entries of a parameter that are looked at for edits by others: all of a small one
 
 
@@ -31,7 +32,7 @@ class Changes:
     ):
         self.model, self.optimizers, self.comm = model, optimizers, comm
         self.parameters = _trained(model, optimizers)
-        self.buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+        self.buffers = {name: b for name, b in self.all_buffers().items() if b.is_floating_point()}
         self.device = next(iter(self.parameters.values())).device
         grain = f"{fragments} fragment{'s' if fragments > 1 else ''}"
         self.steps = Steps(reducer, comm, self.parameters, grain=grain)
@@ -44,6 +45,10 @@ class Changes:
         self.kept = {name: b.detach().clone() for name, b in self.buffers.items()}  # as of the last exchange
         self.edited = torch.zeros((), dtype=torch.bool, device=self.device)
         self._seen = self._sample()
+
+    def all_buffers(self) -> dict[str, Tensor]:
+        """The model's, now, masks and tables too."""
+        return _plain(self.model.named_buffers())
 
     # ── parameters and anchors ─────────────────────────────────────────────────────────────────────────────────
 
@@ -171,7 +176,12 @@ def _trained(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, nn.Para
     if not given:
         raise ValueError("the optimizer has no parameter that is trained: there is nothing to exchange")
     trained = {id(p) for p in given}
-    return {name: p for name, p in model.named_parameters() if id(p) in trained}
+    return _plain((name, p) for name, p in model.named_parameters() if id(p) in trained)
+
+
+def _plain(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Under the names of the model that is not compiled, so that a checkpoint fits both."""
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in named}
 
 
 def _of_optimizers(optimizers: list[Optimizer]) -> list[nn.Parameter]:
