@@ -358,9 +358,9 @@ def test_torchs_own_distributed_checkpoint_takes_a_gathered_state(tmp_path):
     def work(comm: Comm) -> None:
         handle, train = start(comm)
         train(3)
-        checkpoint.save({"method": handle.gathered()}, checkpoint_id=tmp_path, no_dist=True)
+        checkpoint.save({"method": handle.gathered()}, checkpoint_id=tmp_path)
         again, _ = start(comm)
-        checkpoint.load({"method": again.gathered()}, checkpoint_id=tmp_path, no_dist=True)
+        checkpoint.load({"method": again.gathered()}, checkpoint_id=tmp_path)
         assert again.steps == 3 and torch.equal(unsent(again), unsent(handle))
 
     in_threads(1, work)
