@@ -22,6 +22,15 @@ def test_local_steps_of_a_compiled_model_go_on_in_one_that_is_not():
         assert torch.equal(compiled, plain)
 
 
+def test_a_frameworks_ddp_beside_ours_and_the_same_data_everywhere_are_told():
+    for told in launch(2, "resume_cases:company", timeout=600):
+        assert "thinwire.attach(prepared_model" in told["DDP around wrap"]
+        assert "nothing left to exchange" in told["DDP around local's model"]
+        assert told["its own data"] == ([], 3)  # through the optimizer that a framework put around another
+        (word,) = told["the same data"][0]
+        assert "exactly the same change" in word
+
+
 def test_a_python_reducer_is_refused():
     assert all("python reducer" in told for told in launch(2, "resume_cases:python_reducer", timeout=600))
 

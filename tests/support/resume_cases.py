@@ -58,6 +58,48 @@ def compiled_local_steps() -> tuple[torch.Tensor, torch.Tensor]:
     return found[0], found[1]
 
 
+class Prepared(torch.optim.Optimizer):
+    """As a framework puts one of its own around an optimizer: no hooks, only the optimizer inside."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+
+
+def company() -> dict[str, Any]:
+    """What frameworks do around thinwire: another DDP, a DDP beside local steps, the same data everywhere."""
+    launched()
+    found: dict[str, Any] = {}
+    net, alone = network(), network()
+    for case, outer, optimizer in (
+        ("DDP around wrap", DDP(thinwire.wrap(net, LOSSY)), optimizer_for(net)),
+        ("DDP around local's model", DDP(alone), optimizer_for(alone)),
+    ):
+        if case == "DDP around local's model":
+            thinwire.local(alone, optimizer, LOSSY, every=1)
+        try:
+            train(outer, optimizer, range(1))
+        except (RuntimeError, ValueError) as error:
+            found[case] = str(error)
+    for case, world in (("the same data", 0), ("its own data", 1)):
+        net = network()
+        prepared = Prepared(optimizer_for(net))
+        handle = thinwire.local(net, prepared, LOSSY, every=1)
+        with Heard() as words:
+            rank, ranks = launched()
+            for step in range(BATCHES):
+                prepared.zero_grad()
+                loss_of(net, *batch(step, rank * world, ranks)).backward()
+                prepared.step()
+        found[case] = (words, handle.steps)
+    return found
+
+
 def python_reducer() -> str:
     launched()
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
