@@ -9,7 +9,7 @@ import torch
 
 import forked as forked_workers
 from thinwire import kernels
-from thinwire.lab.run import processes, rehearsal
+from thinwire.lab.run import processes
 
 LAB = Path(__file__).parent / "lab"
 
@@ -51,4 +51,3 @@ def _settled_machine() -> None:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's launcher forks its workers, for tests in which how an interpreter starts does not matter."""
     monkeypatch.setattr(processes, "subprocess", forked_workers)
-    monkeypatch.setattr(rehearsal, "subprocess", forked_workers)

@@ -37,7 +37,13 @@ MOVED = {
     "methods.rank_dad": "methods.dad.rank_dad",
     "methods.variance_strom": "methods.variance.variance_strom",
 }
-RENAMED = {"crew": "in_threads", "Crew": "ThreadWorkers", "CrewComm": "ThreadComm", "Room": "MessageRoom"}
+RENAMED = {
+    "crew": "in_threads",
+    "Crew": "ThreadWorkers",
+    "CrewComm": "ThreadComm",
+    "Room": "MessageRoom",
+    "Engine": "BackwardExchange",
+}
 
 
 class Moved(ModuleType):

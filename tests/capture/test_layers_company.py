@@ -139,9 +139,8 @@ def test_gradients_of_gradients_are_refused():
     model = build("mlp")
     attach(model, DAD(), DryComm(1), lane=Inline())
     x = batch("mlp", 0, 2).requires_grad_()
-    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 
 def test_a_pause_leaves_gradients_alone():
@@ -259,7 +258,7 @@ def test_states_are_saved_and_loaded_and_others_refused():
     saved = torch.load(file, weights_only=True)
     fresh = attach(build("mlp"), RankDAD(2), DryComm(1), lane=Inline())
     fresh.load_state_dict([saved])
-    assert torch.equal(fresh.engine.groups[0].state.start, layers.exchange.groups[0].state.start)
+    assert torch.equal(fresh.exchange.groups[0].state.start, layers.exchange.groups[0].state.start)
     with pytest.raises(ValueError, match="other layers"):
         attach(build("conv2d"), RankDAD(2), DryComm(1), lane=Inline()).load_state_dict([saved])
 

@@ -21,6 +21,7 @@ def trained(name: str, method: str, plan: list[list[int]]) -> list[tuple[list[An
     def work(comm: ThreadComm) -> tuple[list[Any], list[int]]:
         model, found, trips = models[comm.rank], [], []
         layers = attach(model, parse(method), comm)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # gradients that no step follows are taken back
         for step, rows in enumerate(plan):
             model.zero_grad()
             before = comm.ledger.trips
@@ -28,6 +29,7 @@ def trained(name: str, method: str, plan: list[list[int]]) -> list[tuple[list[An
             trips.append(comm.ledger.trips - before)
             average_the_rest(model, layers, comm)
             found.append(gradients(model))
+            optimizer.step()
         layers.unwrap()
         return found, trips
 

@@ -45,5 +45,9 @@ def test_an_exchange_of_changes_that_fails_goes_with_the_next(alone):
 
 
 def test_gradients_that_nobody_used_are_taken_back():
-    for spiked, plain in launch(2, "atomic_cases:throws_away"):
-        assert torch.equal(spiked, plain)
+    spellings = ("ErrorFeedback(TopK(0.05))", "ErrorFeedback(ExDyna(0.05))", "Variance()", "RankDAD(2)")
+    cases = [{"spelling": s, "passes": passes, "fails": False} for s in spellings for passes in (1, 2)]
+    cases += [{"spelling": s, "passes": 1, "fails": True} for s in spellings]
+    for case, ranks in zip(cases, run("throws_away", cases), strict=True):
+        for spiked, plain in ranks:
+            assert torch.equal(spiked, plain), case

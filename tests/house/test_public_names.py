@@ -159,7 +159,8 @@ def test_complaints_are_made():
 
 
 def test_old_import_paths_and_names_lead_to_the_new_ones():
-    from thinwire.comm import threads
     from thinwire.comm.crew import Crew, crew  # as 0.1 had them
+
+    from thinwire.comm import threads
 
     assert Crew is threads.ThreadWorkers and crew is threads.in_threads

@@ -103,18 +103,25 @@ def _fails(handle: Any, at: int, alone: bool, work: Any) -> str:
     return said if same else f"another state, after {said}"
 
 
-def throws_away() -> tuple[Tensor, Tensor]:
-    """Weights after steps of which some gradients are cleared and never used: with them, and without."""
+def throws_away(spelling: str, passes: int, fails: bool) -> tuple[Tensor, Tensor]:
+    """Weights after steps before some of which gradients are made and cleared unused: with them, and without.
+
+    passes: how many add up before they are cleared. fails: one more breaks off after them, on one rank.
+    """
     found = []
     for spike in (True, False):
-        ddp = thinwire.wrap(net(), thinwire.ErrorFeedback(thinwire.TopK(0.05)))
+        ddp = thinwire.wrap(net(), thinwire.parse(spelling))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
         for number, batch in enumerate(batches(8)):
             if spike and number in (3, 5):
-                (1e6 * loss_of(ddp, batch)).backward()
+                for _ in range(passes):
+                    (1e3 * loss_of(ddp, batch)).backward()
+                if fails:
+                    _fails(thinwire.handle(ddp), 1, True, lambda ddp=ddp, batch=batch: loss_of(ddp, batch).backward())
                 optimizer.zero_grad()
             optimizer.zero_grad()
             loss_of(ddp, batch).backward()
             optimizer.step()
         found.append(weights(ddp))
+        thinwire.handle(ddp).detach()
     return found[0], found[1]

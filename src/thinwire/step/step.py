@@ -61,8 +61,7 @@ class Steps:
         self.comm.renew()  # if the last step has ended in an error
         if self.scaler is not None and self.scaler.is_enabled() and self.scaler.get_scale() != self.scale:
             for group in self.groups:
-                memory.rescale(group.state, self.scaler.get_scale() / self.scale)
-                memory.rescale(group.before, self.scaler.get_scale() / self.scale)
+                group.rescale(self.scaler.get_scale() / self.scale)
             self.scale = self.scaler.get_scale()
         return Step(self)
 
@@ -71,11 +70,10 @@ class Steps:
         look = self.check_every > 0 and self.step % self.check_every == 0
         return agreement.checksum(tensors) if look else 0
 
-    def undo_last(self) -> None:
-        """As if the last step had not been, but for its number: nobody has used what came out of it."""
+    def undo_unused(self) -> None:
+        """As if the steps whose gradients nobody has used had not been, but for their number."""
         for group in self.groups:
-            if group.before is not None:
-                group.undo()
+            group.undo_waiting()
 
 
 class Step(Costs):
@@ -131,11 +129,14 @@ class Step(Costs):
 
     # ── the exchange ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def reduce(self, group: Group, local: Any, out: Tensor) -> None:
-        """Write the mean of what all workers know into `out`, and remember the way back."""
+    def reduce(self, group: Group, local: Any, out: Tensor, *, adds_up: bool = False) -> None:
+        """Write the mean of what all workers know into `out`, and remember the way back.
+
+        adds_up: the gradients of earlier steps wait for this one's.
+        """
         layout, comm = group.layout, self.steps.comm
         if group.state is not None:
-            group.remember()
+            group.remember(adds_up)
             self._touched.append(group)
         if layout.dtype is not layout.working and comm.carries is None:
             comm = CastComm(comm, layout.dtype)  # what is trained in half precision travels in it

@@ -50,6 +50,7 @@ class BucketStep:
         self.started = 0  # groups handed to the lane
         self.called = False  # the roll
         self.based = False  # all ranks hold the same gradients from before
+        self.adds_up = False  # nobody has used those yet
         self._finished: set[str] = set()  # parameters whose gradient is final
 
     def resolve(self, names: tuple[str, ...]) -> None:
@@ -254,8 +255,9 @@ class Buckets:
         if not now.called:
             told = step.answers
             now.based = base != 0 and len(set(told["base"])) == 1
+            now.adds_up = now.based and self.earlier.waiting()
             if thrown and all(told["thrown"]):
-                steps.undo_last()
+                steps.undo_unused()
         now.called = True
 
     def _reduce(self, now: BucketStep, group: Group, vector: Tensor, finite: bool) -> None:
@@ -270,7 +272,7 @@ class Buckets:
         if self.squares is not None:
             with now.step.timed("capture"):
                 local = Moments(vector, self.squares.side_by_side(group.layout.names).to(vector.dtype))
-        now.step.reduce(group, local, vector)
+        now.step.reduce(group, local, vector, adds_up=now.adds_up)
         if base is not None:
             vector += base
 

@@ -8,14 +8,12 @@ or what it left in a residual would be sent later.
 
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from thinwire.core.reducer import Layout
 from thinwire.step import agreement
-
-_SAMPLES = 64  # entries of a parameter that are looked at for edits which its version does not show
+from thinwire.step.unused import Unused
 
 
 class Earlier:
@@ -28,7 +26,7 @@ class Earlier:
         self._cleared: set[str] = set()
         self._hooks: list[RemovableHandle] = []
         self._exchanged = False  # since the last forward pass
-        self._applied: tuple[list[int], Tensor] | None = None  # the parameters, right after the last exchange
+        self._unused = Unused(parameters.values())
 
     # ── before and during a backward pass ──────────────────────────────────────────────────────────────────────────
 
@@ -76,20 +74,13 @@ class Earlier:
 
     def note_parameters(self) -> None:
         """Right after an exchange: the next optimizer step will change them. `.grad` will hold what came out of it."""
-        self._applied, self._exchanged = self._look_at_parameters(), True
+        self._unused.note()
+        self._exchanged = True
 
     def thrown_away(self) -> bool:
         """Whether the last exchange's gradients are gone, and no parameter has changed since."""
-        if self._applied is None or (self._found and not self._cleared):
-            return False
-        versions, samples = self._look_at_parameters()
-        return versions == self._applied[0] and torch.equal(samples, self._applied[1])
+        return not (self._found and not self._cleared) and bool(self._unused)
 
-    @torch.no_grad()
-    def _look_at_parameters(self) -> tuple[list[int], Tensor]:
-        versions = [p._version for p in self.parameters.values()]
-        picked = []
-        for p in self.parameters.values():
-            flat = p.detach().reshape(-1) if p.is_contiguous() else p.detach().flatten()
-            picked.append(flat[:: max(1, flat.numel() // _SAMPLES)].double())
-        return versions, torch.cat(picked).cpu().view(torch.int64)  # as bits, in which NaN equals itself
+    def waiting(self) -> bool:
+        """Whether the last exchange's gradients are still there, and no parameter has changed since."""
+        return bool(self._found) and not self._cleared and bool(self._unused)

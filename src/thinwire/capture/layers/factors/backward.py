@@ -22,12 +22,12 @@ from torch.futures import Future
 from thinwire import kernels
 from thinwire.capture.layers.factors.sizes import OtherSizes, Sizes
 from thinwire.capture.layers.factors.slots import FactorGroup, Pass, Slot, add_tallies, working
-from thinwire.core import factors
 from thinwire.core.factors import Factors, Form, Use
 from thinwire.core.products import GradientProduct
 from thinwire.core.reducer import MethodWarning
 from thinwire.step.lanes import Lane
 from thinwire.step.step import Step, Steps
+from thinwire.step.unused import Unused
 
 Boundary = Callable[[str, Tensor], Tensor]  # a weight's name and the delta below its layer: what goes on instead
 
@@ -62,6 +62,8 @@ class BackwardExchange:
         self._running = False
         self._settled = False  # after the first exchange: uses outside the layers are known
         self.sizes = Sizes(steps.comm)
+        self._unused: Unused | None = None  # once there was an exchange that a state remembers
+        self._adds_up = False  # the last exchange's gradients wait for those of the one under way
         self._held = False  # the groups go out at the end of the pass, since sizes go with them
         self._ready: list[int] = []  # in which they were ready, here: worker 0's is the next order
         self._position = 0
@@ -194,6 +196,7 @@ class BackwardExchange:
             self._position = 0
             self._results.clear()
             self._take_sizes()
+            self._take_back_thrown()
             self._send_all()
         # All workers hold the same results, to the bit, so they decide alike whether the step was a good one.
         step.fine = all(kernels.finite(out) for _, out in self._results)
@@ -207,6 +210,9 @@ class BackwardExchange:
         if not self._settled:
             self._settle()
         step.commit(sum(group.layout.numel for group in self.groups))
+        if step.fine and any(group.state is not None for group in self.groups):
+            self._unused = self._unused or Unused(slot.weight for slot in self.slots)
+            self._unused.note()
 
     def _send_all(self) -> None:
         while self._position < len(self.sizes.order):
@@ -241,9 +247,20 @@ class BackwardExchange:
         for slot in self.slots:
             numbers.append([int(slot.outside or slot.kept or slot.formed is not None)])
             numbers += [expected.get((slot, rule), [0] * (2 + sum(rule.dims))) for rule in slot.rules]
-        self._held = not self.sizes.tell(self.steps.step, mark, ready, numbers, self.groups[0].layout.device)
+        self._adds_up = bool(self._unused)
+        thrown = self._adds_up and not any(_holds(slot.weight.grad) for slot in self.slots)
+        device = self.groups[0].layout.device
+        self._held = not self.sizes.tell(self.steps.step, mark, thrown, ready, numbers, device)
         self._ready = []
         self._take_sizes()
+        if not self._held:
+            self._take_back_thrown()
+
+    def _take_back_thrown(self) -> None:
+        """If nobody wants the last exchange's gradients, nothing of it may stay in a state and be sent later."""
+        if self.sizes.thrown:
+            self.steps.undo_unused()
+            self._adds_up = False
 
     def _take_sizes(self) -> None:
         most = iter(self.sizes.most or ())
@@ -257,48 +274,24 @@ class BackwardExchange:
         group = self.groups[number]
         if number not in self._ready:
             self._ready.append(number)
-        local, absent = self._local(group)
+        local, absent = group.local(fits=self.sizes.fits, held=self._held)
         if all(absent):
             return
         blank = [Use(use.weight, use.rule, use.inputs.new_empty(0), use.deltas.new_empty(0)) for use in local.uses]
         group.seen = Factors(local.shapes, blank, dict.fromkeys(local.formed), local.forms, local.chain)
         nbytes = sum(t.numel() * t.element_size() for use in local.uses for t in (use.inputs, use.deltas))
 
-        step, layout = self.step, group.layout
+        step, layout, adds_up = self.step, group.layout, self._adds_up
         assert step is not None
 
         def work() -> Tensor:
             out = torch.empty(layout.numel, dtype=layout.working, device=layout.device)
-            step.reduce(group, local, out)
+            step.reduce(group, local, out, adds_up=adds_up)
             return out
 
         self._jobs.append(Job(group, self.lane.submit(work), nbytes, absent))
         while len(self._jobs) > 1 and sum(job.nbytes for job in self._jobs) > self.in_flight:
             self._results.append(self._completed())
-
-    def _local(self, group: FactorGroup) -> tuple[Factors, list[bool]]:
-        """What has arrived for a group, and which of its weights nobody used.
-
-        It is taken out of its slots, unless it may have to be sent again. What does not fit stays here until all know.
-        """
-        uses, forms, formed, absent = [], [], {}, []
-        for weight, slot in enumerate(group.slots):
-            if slot.averaged:
-                formed[weight] = slot.formed
-            for rule, arrived in slot.uses.items():
-                form = slot.forms[rule]
-                if form.rows:
-                    here = bool(arrived) and self.sizes.fits
-                    inputs, deltas = factors.stack(arrived) if here else _nothing(form, slot.weight.device)
-                    if len(inputs) > form.rows:
-                        raise slot.too_many()
-                    uses.append(Use(weight, rule, inputs, deltas))
-                    forms.append(form)
-            absent.append(not slot.averaged and not any(form.rows for form in slot.forms.values()))
-            if not self._held:
-                slot.uses, slot.formed, slot.sent = {rule: [] for rule in slot.rules}, None, True
-        chain = group.chain if not formed and len(uses) == len(group.slots) else None
-        return Factors(group.layout.shapes, uses, formed, forms, chain), absent
 
     def _completed(self) -> tuple[Job, Tensor]:
         job = self._jobs.popleft()
@@ -325,6 +318,10 @@ class BackwardExchange:
         self._settled = True
 
 
+def _holds(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.any())
+
+
 def _raise(error: BaseException) -> None:
     raise error
 
@@ -335,14 +332,3 @@ def _accumulate(weight: nn.Parameter, gradient: Tensor) -> None:
         weight.grad = gradient
     else:
         weight.grad += gradient
-
-
-def _nothing(form: Form, device: torch.device) -> tuple[Tensor, Tensor]:
-    empty = [
-        torch.empty((0, *shape[1:]), dtype=dtype, device=device)
-        for shape, dtype in ((form.inputs, form.input_dtype), (form.deltas, form.delta_dtype))
-    ]
-    return empty[0], empty[1]
-
-
-Engine = BackwardExchange  # its name in 0.1

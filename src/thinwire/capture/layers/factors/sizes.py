@@ -18,7 +18,10 @@ Numbers = list[list[int]]  # a few for each weight: how many rows, in which dtyp
 
 
 class OtherSizes(Exception):
-    """A worker's factors do not fit those of the last step; raised on all workers alike, before any has a result."""
+    """A worker's factors do not fit those of the last step, or all have thrown its gradients away.
+
+    Raised on all workers alike, before any has a result.
+    """
 
 
 class Sizes:
@@ -27,11 +30,12 @@ class Sizes:
         self.most: Numbers | None = None  # as all workers know them since the last step
         self.order: list[int] = []  # in which groups go out
         self.fits = True  # what this worker has fits into `most`
+        self.thrown = False  # all workers have thrown the last exchange's gradients away
         self._told = torch.empty(0)
 
-    def tell(self, step: int, mark: int, ready: list[int], mine: Numbers, device: torch.device) -> bool:
+    def tell(self, step: int, mark: int, thrown: bool, ready: list[int], mine: Numbers, device: torch.device) -> bool:
         """Agree with all workers; False: that is left to the message that `ride` sends a head with."""
-        numbers = [[step, mark & 0x7FFFFFFF, mark >> 31], ready, *mine]
+        numbers = [[step, mark & 0x7FFFFFFF, mark >> 31, not thrown], ready, *mine]
         self._told = torch.tensor([n for part in numbers for n in part], dtype=torch.int32, device=device)
         self._lengths, self.fits = [len(part) for part in numbers], True
         if self.comm.far and self.most is not None and [len(part) for part in self.most] == self._lengths[2:]:
@@ -50,15 +54,16 @@ class Sizes:
 
     def _hear(self, heads: Tensor) -> None:
         everyone = heads.view(torch.int32).view(self.comm.world, -1)
-        steps, low, high = everyone[:, :3].T.tolist()
+        steps, low, high, used = everyone[:, :4].T.tolist()
         marks = [a + (b << 31) for a, b in zip(low, high, strict=True)]
         agreement.check_alike({"step": steps, "parameters": marks}, ("step", "parameters"))
         _, order, *most = everyone.amax(0).split(self._lengths)
         before, self.most = self.most, [part.tolist() for part in most]
-        self.order = everyone[0, 3 : 3 + len(order)].tolist()
+        self.order, self.thrown = everyone[0, 4 : 4 + len(order)].tolist(), not any(used)
         pairs = _side_by_side(self.most, before or self.most)
-        # What nobody used has no gradient, so zeros must be where they were.
-        if not all(now <= then and (now > 0) == (then > 0) for now, then in pairs):
+        # What nobody used has no gradient, so zeros must be where they were. And who has thrown the last gradients away
+        # must take their exchange back before the next one.
+        if not all(now <= then and (now > 0) == (then > 0) for now, then in pairs) or (before and self.thrown):
             self.fits = True  # from now on
             raise OtherSizes
 

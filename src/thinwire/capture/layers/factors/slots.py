@@ -145,6 +145,39 @@ class FactorGroup(Group):
     def ready(self) -> bool:
         return all(slot.ready for slot in self.slots)
 
+    def local(self, *, fits: bool, held: bool) -> tuple[Factors, list[bool]]:
+        """What has arrived, and which of the weights nobody used.
+
+        It is taken out of its slots, unless it may have to be sent again (`held`). What does not fit the agreed sizes
+        stays here until all know.
+        """
+        uses, forms, formed, absent = [], [], {}, []
+        for weight, slot in enumerate(self.slots):
+            if slot.averaged:
+                formed[weight] = slot.formed
+            for rule, arrived in slot.uses.items():
+                form = slot.forms[rule]
+                if form.rows:
+                    here = bool(arrived) and fits
+                    inputs, deltas = factors.stack(arrived) if here else _nothing(form, slot.weight.device)
+                    if len(inputs) > form.rows:
+                        raise slot.too_many()
+                    uses.append(Use(weight, rule, inputs, deltas))
+                    forms.append(form)
+            absent.append(not slot.averaged and not any(form.rows for form in slot.forms.values()))
+            if not held:
+                slot.uses, slot.formed, slot.sent = {rule: [] for rule in slot.rules}, None, True
+        chain = self.chain if not formed and len(uses) == len(self.slots) else None
+        return Factors(self.layout.shapes, uses, formed, forms, chain), absent
+
+
+def _nothing(form: Form, device: torch.device) -> tuple[Tensor, Tensor]:
+    empty = [
+        torch.empty((0, *shape[1:]), dtype=dtype, device=device)
+        for shape, dtype in ((form.inputs, form.input_dtype), (form.deltas, form.delta_dtype))
+    ]
+    return empty[0], empty[1]
+
 
 def working(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
