@@ -16,7 +16,7 @@ from thinwire.lab.pages import figures
 from thinwire.lab.pages.report import command, find_runs, names, render, write_report
 from thinwire.lab.pages.splits import COMPUTE, EXCHANGE, OWN, WHOLE, splits
 from thinwire.lab.pages.styles import short, styles
-from thinwire.lab.records.record import Run
+from thinwire.lab.records.record import Run, rank_file
 from thinwire.lab.records.summary import Records, Target
 from thinwire.lab.studies.compare import conclude
 
@@ -170,6 +170,13 @@ def test_a_damaged_summary_is_no_reason_to_fail(tmp_path: Path) -> None:
     records = [Records.read(tmp_path / "0")]
     for summary in ({"target": 3, "failed": [], "link": "soup", "emulated": False}, {"target": {"value": "x"}}):
         assert "target 99 %" in render(records, "", summary)
+
+
+def test_records_of_which_the_first_workers_are_gone_still_have_a_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", "DDP")
+    rank_file(tmp_path / "0", 0).unlink()
+    write_report(find_runs([tmp_path]), tmp_path / "report.html", "")
+    assert "digits" in (tmp_path / "report.html").read_text()
 
 
 def test_the_view_shows_what_differs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sets of checkpoint files: whole or not at all, the newest whole one, never a mixture."""
 
 import errno
+import hashlib
 import json
 import random
 import shutil
@@ -192,6 +193,19 @@ def test_every_flipped_bit_is_found(tmp_path):
         assert all(torch.equal(before[name], after[name]) for name in before)
 
     in_threads(1, work)
+
+
+@pytest.mark.parametrize("size", ["Infinity", "NaN", "1e400", '"many"', "null", "{}"])
+def test_a_manifest_whose_digest_is_right_and_whose_numbers_are_none_is_refused(tmp_path, size):
+    [file] = saved(1, tmp_path)
+    manifest = file.with_name("manifest.json")
+    told = json.loads(manifest.read_text())
+    del told["sha256"]
+    told["files"][0]["size"] = json.loads(size)
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    manifest.write_text(json.dumps(told | {"sha256": digest}))
+    with pytest.raises(CheckpointError, match="damaged manifest"):
+        loaded(1, tmp_path)
 
 
 def test_every_flipped_bit_of_a_manifest_is_found_or_of_no_account(tmp_path):

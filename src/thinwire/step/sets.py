@@ -71,7 +71,7 @@ class Manifest:
                 raise ValueError(f"{len(files)} files of {found.world} workers")
         except FileNotFoundError:
             raise CheckpointError("has no manifest: the save did not come to its end") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"has a damaged manifest ({error})") from error

@@ -14,7 +14,7 @@ from thinwire.lab.pages.page import Page, Row, Section
 from thinwire.lab.pages.show import number, size
 from thinwire.lab.pages.splits import splits
 from thinwire.lab.pages.styles import Style, styles
-from thinwire.lab.records.record import Run, rank_file, rank_files, write_text
+from thinwire.lab.records.record import Run, rank_files, write_text
 from thinwire.lab.records.spellings import PLAIN, label
 from thinwire.lab.records.summary import Records, Target, default_target, summarise
 from thinwire.lab.run.links.spelling import Link
@@ -148,7 +148,8 @@ def _title(named: Mapping[str, Records]) -> str:
 
 
 def _sub(named: Mapping[str, Records], known: Conclusion) -> str:
-    days = sorted({date.fromtimestamp(rank_file(one.folder, 0).stat().st_mtime).isoformat() for one in named.values()})
+    written = (max(path.stat().st_mtime for path in rank_files(one.folder)) for one in named.values())
+    days = sorted({date.fromtimestamp(when).isoformat() for when in written})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     steps = _each(str(one.run.steps) for one in named.values())
     predicted = "; the link could not be emulated: times are predicted" if known.predicted else ""
