@@ -2,10 +2,12 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock  # which torch brings
 
 import forked as forked_workers
 from thinwire import kernels
@@ -43,8 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _settled_machine() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
-    for dtype in (torch.float32, torch.float64):
-        kernels.warm(dtype)
+    dtypes = [torch.float32, torch.float64]
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":  # on a fresh clone two processes compile one dtype each
+        dtypes.reverse()
+    for dtype in dtypes:
+        with FileLock(Path(tempfile.gettempdir()) / f"thinwire-tests-{os.getuid()}-{dtype}.lock"):
+            kernels.warm(dtype)
 
 
 @pytest.fixture
