@@ -173,7 +173,7 @@ def _train(case: Case, life: Case, number: int, rank: int, folder: Path) -> Tens
     take = LOOPS[life["loop"]](model, optimizer, wrap)
     for step in range(life["steps"]):
         batches = torch.randn(2, 12, 6, generator=data)
-        # Not in the first step, which DDP's buckets make dense: one that fails there leaves the next one's compressed.
+        # The first step is dense, since DDP's buckets have not settled: the method cannot fail in it.
         fault = life["fault"] if step == max(1, life["steps"] - 2 + life["at"] % 2) else None
         if fault == "kill" and hit:
             os.kill(os.getpid(), signal.SIGKILL)
