@@ -106,9 +106,10 @@ def picture(found: dict[str, Any]) -> Drawing:
             for slot, name in enumerate(here[0]["methods"])
         ]
     title = f"ms of an exchange, a step: {found['parameters']:,} parameters, {first} workers"
-    wide, last = 900.0, panels[next(reversed(panels))]
+    wide, fastest = 900.0, next(reversed(panels))
     axes = Axis("round trip, ms", log=True), Axis("ms a step", log=True)
-    drawing = svg.facets(title, panels, *axes, width=wide, height=230)
-    names = svg.lines("", last, *axes, width=wide, height=300)  # the last chart once more, large, with names
+    last = panels.pop(fastest)  # large, with the names of all
+    drawing = svg.facets(title, panels, *axes, columns=2, width=wide, height=230)
+    names = svg.lines("", last, Axis(f"round trip, ms, at {fastest}", log=True), axes[1], width=wide, height=300)
     body = f'{drawing.body}<g transform="translate(0 {drawing.height:g})">{names.body}</g>'
     return Drawing(title, wide, drawing.height + names.height, body, drawing.series)
