@@ -124,7 +124,9 @@ def _run(case: Case, life: Case, number: int, folder: Path, port: int) -> list[T
             said = folder / f"{number}.{rank}.error"
             if killed is None and said.exists():
                 raise AssertionError(f"rank {rank} of life {number}: {life}\n{said.read_text()}")
-            if killed not in (None, rank) and (not said.exists() or "PeerFailed" not in said.read_text()):
+            # DDP itself sends when it has rebuilt its buckets, and then torch says that a peer is gone.
+            heard = said.read_text() if said.exists() else ""
+            if killed not in (None, rank) and "PeerFailed" not in heard and "by peer" not in heard:
                 raise AssertionError(f"rank {rank} of life {number} was not told that rank {killed} died: {life}")
     finally:
         for worker in workers:

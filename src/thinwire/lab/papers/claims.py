@@ -136,7 +136,9 @@ def dynamics(file: File) -> tuple[str, str] | None:
     for layer, values in by_layer(cells[-1], "entropy_rank").items():
         known = [value for value in values if value is not None]
         moved[layer] = known[0], known[-1]
-    told = ", ".join(f"layer {layer} from {first:.2g} to {last:.2g}" for layer, (first, last) in list(moved.items())[:4])
+    told = ", ".join(
+        f"layer {layer} from {first:.2g} to {last:.2g}" for layer, (first, last) in list(moved.items())[:4]
+    )
     seen = any(abs(last / first - 1) >= 0.1 for first, last in moved.values() if first)
     return f"effective rank over training: {told}", HOLDS if seen else FAILS
 
