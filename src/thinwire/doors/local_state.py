@@ -28,7 +28,7 @@ def choose(given: list[dict[str, Any]], changes: Changes) -> Chosen:
     try:
         _check(given, changes)
         return _choose(given, changes)
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"the checkpoint does not fit this model: {error}") from error
