@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.comm.groups import Members
+
 
 class Direct:
     """Sends and receives between all pairs of a group, under way at the same time.
@@ -14,9 +16,9 @@ class Direct:
     for another: a worker that is an exchange behind, or expects another length, waits until the group's timeout.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None):
-        self.group = group
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, members: Members):
+        self.members = members
+        self.rank, self.world = dist.get_rank(members.group), dist.get_world_size(members.group)
         self.count = 0
 
     def _tag(self, length: int) -> int:
@@ -35,10 +37,10 @@ class Direct:
         # Receives first: whoever sends may begin as soon as it is told that somebody is ready.
         for distance in range(1, self.world):
             source = (self.rank - distance) % self.world
-            works.append(dist.irecv(received[source], group=self.group, group_src=source, tag=tag))
+            works.append(dist.irecv(received[source], group=self.members.group, group_src=source, tag=tag))
         for distance in range(1, self.world):
             to = (self.rank + distance) % self.world
-            works.append(dist.isend(sent[to], group=self.group, group_dst=to, tag=tag))
+            works.append(dist.isend(sent[to], group=self.members.group, group_dst=to, tag=tag))
         return works
 
     def all_gather(self, raw: Tensor) -> Tensor:
@@ -76,9 +78,9 @@ class Direct:
     def broadcast(self, raw: Tensor, source: int) -> None:
         tag = self._tag(raw.numel())
         if self.rank != source:
-            return _finish([dist.irecv(raw, group=self.group, group_src=source, tag=tag)])
+            return _finish([dist.irecv(raw, group=self.members.group, group_src=source, tag=tag)])
         others = [rank for rank in range(self.world) if rank != source]
-        _finish([dist.isend(raw, group=self.group, group_dst=rank, tag=tag) for rank in others])
+        _finish([dist.isend(raw, group=self.members.group, group_dst=rank, tag=tag) for rank in others])
 
     def broadcast_with(self, head: Tensor, raw: Tensor, source: int) -> Tensor:
         """Everybody's head, [world, n]; the message of `source` has the bytes `raw` behind it."""

@@ -9,6 +9,34 @@ import torch.distributed as dist
 _COUNT = 0  # groups made so far, on ranks of some but not all
 
 
+class Members:
+    """The group that messages go through: None is torch's default one.
+
+    Once it is left, whoever still wants to send through it hears so. A thread that is in the middle of an exchange when
+    another one gives it up must not go on in the next group, nor in the default one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        self.left = False
+        self._group = group
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        group = self._group  # before the question, since it is taken away after the answer
+        if self.left:
+            raise RuntimeError("this exchange was given up, because a part of it has failed on this worker")
+        return group
+
+    def leave(self) -> None:
+        """Close the connections, so that whoever waits hears of it; that takes the last reference to the group."""
+        self.left = True
+        group, self._group = self._group, None
+        dist.destroy_process_group(group)
+
+    def meet_in(self, group: dist.ProcessGroup) -> None:
+        self._group, self.left = group, False
+
+
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A new group of the same ranks, with the same patience."""
     if dist.get_world_size(group) == dist.get_world_size():

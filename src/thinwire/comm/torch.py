@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.comm.direct import Direct
 from thinwire.comm.gauge import Gauge
-from thinwire.comm.groups import own_group
+from thinwire.comm.groups import Members, own_group
 from thinwire.comm.link import Link
 from thinwire.comm.protocol import Comm, PeerFailed
 from thinwire.comm.table import algorithm
@@ -25,11 +25,11 @@ class Processes:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, parent: dist.ProcessGroup | None = None):
-        self.parent, self.abandoned = parent, False
-        self.group = group if parent is None else own_group(parent)
-        self._name = "" if self.group is None else self.group.group_name
-        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.direct = Direct(self.group) if self.world > 1 and _is_gloo(self.group) else None
+        group = group if parent is None else own_group(parent)
+        self.parent, self.members = parent, Members(group)
+        self._name = "" if group is None else group.group_name
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.direct = Direct(self.members) if self.world > 1 and _is_gloo(group) else None
         self.gauge = Gauge(self.direct) if self.direct else None
         self.far = self.gauge is not None and self.gauge.link.far
 
@@ -40,27 +40,19 @@ class Processes:
     # ── when an exchange fails ─────────────────────────────────────────────────────────────────────────────────────
 
     def abandon(self, reason: str) -> None:
-        if self.parent is None or self.abandoned:
+        if self.parent is None or self.members.left:
             return  # the group is somebody else's
-        self.abandoned = True
         with suppress(RuntimeError):  # a store that is gone has nobody to tell
             self._store.set(f"{self._key}/reason/{self.rank}", reason)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Close the connections, so that whoever waits hears of it; that takes the last reference to the group."""
-        group, self.group = self.group, None
-        if self.direct is not None:
-            self.direct.group = None
-        dist.destroy_process_group(group)
+        self.members.leave()
 
     def renew(self) -> None:
-        if self.abandoned and self.parent is not None:
-            self.group = own_group(self.parent)
-            self._name = self.group.group_name
-            self.abandoned = False
+        if self.parent is not None and self.members.left:
+            group = own_group(self.parent)
+            self._name = group.group_name
             if self.direct is not None:
-                self.direct.group, self.direct.count = self.group, 0
+                self.direct.count = 0
+            self.members.meet_in(group)
 
     def blame(self, error: BaseException) -> str | None:
         if not isinstance(error, RuntimeError) or self.parent is None or "gloo" not in str(error).lower():
@@ -98,9 +90,8 @@ class Processes:
         return f"thinwire/{self._name}"
 
     def close(self) -> None:
-        if self.parent is not None and not self.abandoned and dist.is_initialized():
-            self.abandoned = True
-            self._let_go()
+        if self.parent is not None and not self.members.left and dist.is_initialized():
+            self.members.leave()
 
     # ── the collectives ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,14 +111,14 @@ class Processes:
 
     def all_mean(self, x: Tensor) -> None:
         x.mul_(1 / self.world)  # before the sum, as DDP does: the same bits, and no overflow in half precision
-        dist.all_reduce(x, group=self.group)
+        dist.all_reduce(x, group=self.members.group)
 
     def all_gather(self, raw: Tensor) -> Tensor:
         direct = self._straight("all_gather", raw)
         if direct:
             return direct.all_gather(raw)
         out = raw.new_empty(self.world, raw.numel())
-        dist.all_gather(list(out), raw, group=self.group)
+        dist.all_gather(list(out), raw, group=self.members.group)
         return out
 
     def two_phases(self, pieces: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -139,7 +130,7 @@ class Processes:
         direct = self._straight("broadcast", raw)
         if direct:
             return direct.broadcast(raw, source)
-        dist.broadcast(raw, group=self.group, group_src=source)
+        dist.broadcast(raw, group=self.members.group, group_src=source)
 
     def broadcast_with(self, head: Tensor, raw: Tensor, source: int) -> Tensor:
         direct = self._straight("broadcast", raw)
@@ -152,12 +143,12 @@ class Processes:
         if self.direct and self.far and parts.device.type == "cpu":
             return self.direct.all_to_all(parts)
         received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=self.group)
+        dist.all_to_all_single(received, parts, group=self.members.group)
         return received
 
     def all_to_all_uneven(self, sent: Tensor, sizes: list[int], coming: list[int]) -> Tensor:
         received = sent.new_empty(sum(coming))
-        dist.all_to_all_single(received, sent, coming, sizes, group=self.group)
+        dist.all_to_all_single(received, sent, coming, sizes, group=self.members.group)
         return received
 
     def shift(self, x: Tensor, to: int | None, source: int | None) -> Tensor | None:
@@ -166,9 +157,9 @@ class Processes:
         calls = []
         received = None if source is None else torch.empty_like(x)
         if to is not None:
-            calls.append(dist.P2POp(dist.isend, x, group=self.group, group_peer=to))
+            calls.append(dist.P2POp(dist.isend, x, group=self.members.group, group_peer=to))
         if received is not None:
-            calls.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
+            calls.append(dist.P2POp(dist.irecv, received, group=self.members.group, group_peer=source))
         for work in dist.batch_isend_irecv(calls) if calls else ():
             work.wait()
         return received

@@ -6,6 +6,7 @@ anything goes wrong (a value that is not finite, an exception in a method, a wir
 to the bit as it was before, and the next step works.
 """
 
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,6 +87,7 @@ class Step(Costs):
         self.fine = True  # no worker has brought a value that is not finite
         self.error: BaseException | None = None
         self._touched: list[Group] = []
+        self._reducing = threading.RLock()  # a reduction may run beside the thread that finds the step bad
         self._words: list[str] = []
 
     @contextmanager
@@ -135,13 +137,16 @@ class Step(Costs):
         adds_up: the gradients of earlier steps wait for this one's.
         """
         layout, comm = group.layout, self.steps.comm
-        if group.state is not None:
-            group.remember(adds_up)
-            self._touched.append(group)
         if layout.dtype is not layout.working and comm.carries is None:
             comm = CastComm(comm, layout.dtype)  # what is trained in half precision travels in it
-        with self.timed("select"), suppress(NotFinite):
-            self.steps.reducer.reduce(local, group.state, comm, out)
+        with self._reducing:
+            if self.error is not None:
+                raise self.error  # of another thread, while this reduction waited for its turn
+            if group.state is not None:
+                group.remember(adds_up)
+                self._touched.append(group)
+            with self.timed("select"), suppress(NotFinite):
+                self.steps.reducer.reduce(local, group.state, comm, out)
 
     def take_back(self) -> None:
         """Every state as it was before this step."""
@@ -161,6 +166,7 @@ class Step(Costs):
         self.error = comm.explain(error)
         if self.error is not error:
             traceback.clear_frames(error.__traceback__)  # which hold the group whose connections are to be closed
-        self.take_back()
         if not isinstance(error, Disagreement):  # which is raised on all workers at the same point
             comm.abandon(f"step {self.steps.step}: {type(self.error).__name__}: {self.error}")
+        with self._reducing:  # a reduction under way ends first, since its exchange is gone; it must not write later
+            self.take_back()

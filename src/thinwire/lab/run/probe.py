@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.comm.direct import Direct
+from thinwire.comm.groups import Members
 from thinwire.comm.table import MESSAGES
 from thinwire.lab import LabError
 from thinwire.lab.records.record import Run, write_json
@@ -72,7 +73,7 @@ def measure(task: str | None, model: str | None, data: Path) -> Probed | None:
     rtt = 2 * small / (MESSAGES["all_mean"](world) or 1)
     ways: dict[str, Any] = {}
     if device.type == "cpu" and world > 1:
-        direct = Direct(None)
+        direct = Direct(Members(None))
         rtt = _slowest(_middle(lambda: direct.all_gather(torch.zeros(1, dtype=torch.uint8)), 10))
         rate = 1 / _slowest(1 / rate)  # each has timed it for itself
         ways = _exchanges(direct) | _rates(world, rate, rtt)
