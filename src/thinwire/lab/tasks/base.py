@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -21,6 +21,23 @@ class Data(Protocol):
 
     def train(self, seed: int, step: int, rank: int, world: int, size: int) -> Batch: ...
     def held_out(self, split: str) -> Iterator[Batch]: ...
+
+
+class Later:
+    """Data that is read when a batch is first asked for: a plan needs the model alone."""
+
+    def __init__(self, read: Callable[[], Data]):
+        self._read = read
+
+    @cached_property
+    def _data(self) -> Data:
+        return self._read()
+
+    def train(self, seed: int, step: int, rank: int, world: int, size: int) -> Batch:
+        return self._data.train(seed, step, rank, world, size)
+
+    def held_out(self, split: str) -> Iterator[Batch]:
+        return self._data.held_out(split)
 
 
 @dataclass(frozen=True)

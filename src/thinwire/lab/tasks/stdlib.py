@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from thinwire.core.draws import mix64
-from thinwire.lab.tasks.base import Batch, Task
+from thinwire.lab.tasks.base import Batch, Later, Task
 from thinwire.lab.tasks.models import GPT
 
 CONTEXT = 128
@@ -78,7 +78,7 @@ def make_task(size: str, data: Path) -> Task:
     return Task(
         name=f"stdlib/{size}",
         model=lambda: GPT(width, layers, heads, CONTEXT),
-        data=read_library(Path(sysconfig.get_path("stdlib"))),
+        data=Later(lambda: read_library(Path(sysconfig.get_path("stdlib")))),
         loss=per_byte,
         metric="loss",
         optimizer="adamw",
