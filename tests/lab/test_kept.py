@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab_runs import write_run
-from thinwire.cli.study import typed
+from thinwire.cli.talk import typed
 from thinwire.lab import LabError
 from thinwire.lab.papers import documents
 from thinwire.lab.papers.claims import Row

@@ -1,5 +1,6 @@
 """`thinwire compare`: the same task under several methods."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,11 +8,13 @@ import typer
 
 from thinwire.cli.app import app
 from thinwire.cli.options import Asked, Methods, Out, Port, Resume, with_settings
-from thinwire.cli.talk import Json, leads, loading, told
+from thinwire.cli.talk import Json, leads, loading, told, typed
 from thinwire.cli.train import starting
 from thinwire.lab import LabError
 
 Target = Annotated[str | None, typer.Option(help="metric to be timed to; near plain DDP's if not given")]
+
+PageIn = Annotated[Path | None, typer.Option(help="keep the results as this small file, for the documents")]
 
 
 @app.command(
@@ -26,6 +29,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     port: Port = None,
+    page_in: PageIn = None,
     json: Json = False,
 ) -> None:
     """The same task under several methods, one after another: a table, summary.json, and report.html."""
@@ -55,6 +59,13 @@ def compare(
         return
     summary = conclude(folder, folders, failed, link=link, emulated=emulated, target=goal)
     write_report([f for f in folders if f not in failed], folder / "report.html", summary["winner"], summary)
+    if page_in is not None:
+        from thinwire.lab.papers import comparisons
+
+        comparisons.write(
+            comparisons.keep(typed(sys.argv[1:]), summary, [f for f in folders if f not in failed]), page_in
+        )
+        told.note(f"Kept for the documents: {page_in}. python docs/make_studies.py makes their tables and figures.")
     for name, said in summary["failed"].items():
         told.error(f"{name}: {said}")
     table = None if json else show.comparison(summary)

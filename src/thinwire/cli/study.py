@@ -1,7 +1,6 @@
 """`thinwire study`: grids of runs."""
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ import typer
 
 from thinwire.cli.app import app
 from thinwire.cli.options import Asked, Methods, Out, with_settings
-from thinwire.cli.talk import Json, loading, numbers, told
+from thinwire.cli.talk import Json, loading, numbers, told, typed
 from thinwire.lab import LabError
 
 STUDIES = ("sparse", "exdyna", "variance", "rank", "frontier", "sites")
@@ -105,16 +104,6 @@ def study(
         told.note(f"Kept for the documents: {place}. python docs/make_studies.py makes their tables and figures.")
     table = None if json else show.rows(grid.table_head(found), grid.table_rows(found))
     told.answer(grid.read_conclusion(folder), table, *said, f"Report: {folder / 'report.html'}", as_json=json)
-
-
-def typed(words: list[str]) -> str:
-    """The command, without what says where things lie on this machine."""
-    left, places = [], ("--out", "--data", "--page-in")
-    for before, word in zip(["", *words], words):
-        if word in (*places, "--page", "--json") or before in places or word.startswith(tuple(f"{p}=" for p in places)):
-            continue
-        left.append(word)
-    return shlex.join(["thinwire", *left])
 
 
 def _sites(asked: dict[str, Any], out: Path | None, json: bool) -> None:

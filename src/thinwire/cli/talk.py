@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,3 +82,13 @@ def numbers(text: str, option: str, example: str, most: float = float("inf")) ->
     if not all(0 < number < most for number in found):
         raise LabError(f"{option} must be above 0, not {text}")
     return found
+
+
+def typed(words: list[str]) -> str:
+    """The command, without what says where things lie on this machine."""
+    left, places = [], ("--out", "--data", "--page-in")
+    for before, word in zip(["", *words], words):
+        if word in (*places, "--page", "--json") or before in places or word.startswith(tuple(f"{p}=" for p in places)):
+            continue
+        left.append(word)
+    return shlex.join(["thinwire", *left])

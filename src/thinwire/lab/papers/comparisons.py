@@ -1,0 +1,145 @@
+"""A comparison as one small file, and the table and the picture that pages make of it.
+
+`thinwire compare ... --page-in docs/comparisons/demo.json` writes it. A page asks for its parts like for a study's, as
+`compare-demo`. Several commands can be one picture, where methods need optimizers of their own: `compare-demo` is made
+of demo.json and of demo-ANYTHING.json beside it.
+"""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import thinwire
+from thinwire.lab import LabError
+from thinwire.lab.pages import svg
+from thinwire.lab.pages.pieces import Drawing
+from thinwire.lab.pages.scales import Axis, in_bytes, percent
+from thinwire.lab.pages.styles import short, styles
+from thinwire.lab.papers.tables import quality, wrapped
+from thinwire.lab.records.files import write_text
+from thinwire.lab.records.summary import Records
+
+PREFIX = "compare-"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    command: str
+    task: str
+    model: str | None
+    workers: int
+    steps: int
+    optimizer: str
+    link: str | None
+    metric: str
+    target: float | None
+    winner: str
+    versions: dict[str, str]
+    methods: list[dict[str, Any]]  # name, end, seconds a step, bytes a step, seconds to the target, and the curve
+
+
+def keep(command: str, summary: Mapping[str, Any], folders: Sequence[Path]) -> Comparison:
+    """What a file holds of a `summary.json` and of the runs that it sums up."""
+    records = {folder.name: Records.read(folder) for folder in folders}
+    run = next(iter(records.values())).run
+    methods = []
+    for told in summary["methods"]:
+        judged = records[told["folder"]].evaluations()
+        curve = [[_short(line["seconds"]), _short(line["value"])] for line in judged if line["seconds"] > 0]
+        measured = told.get("measured_bytes_a_step") or told["wire_bytes_a_step"]
+        methods.append(
+            {
+                "method": told["method"],
+                "value": _short(told["validation"]),
+                "step_s": _short(told["step_s"]),
+                "bytes": _short(measured),
+                "seconds_to_target": _short(told["seconds_to_target"]) if told["holds_target"] else None,
+                "curve": curve,
+            }
+        )
+    versions = {"thinwire": thinwire.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    goal = summary["target"]
+    return Comparison(
+        command, run.task, run.model, run.workers, run.steps, run.optimizer, summary["link"], run.metric,
+        goal and goal["value"], summary["winner"], versions, methods,
+    )  # fmt: skip
+
+
+def write(told: Comparison, path: Path) -> None:
+    named = {f.name: getattr(told, f.name) for f in fields(Comparison)}
+    head = json.dumps({**named, "methods": []}, indent=1, ensure_ascii=False).removesuffix("[]\n}")
+    rows = ",\n  ".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in told.methods)
+    write_text(path, f"{head}[\n  {rows}\n ]\n}}\n")
+
+
+def read_all(folder: Path) -> dict[str, Comparison]:
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path.stem] = Comparison(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise LabError(
+                f"{path} cannot be read ({error!r}): make it again with thinwire compare --page-in"
+            ) from error
+    return found
+
+
+def named(name: str, files: Mapping[str, Comparison]) -> list[Comparison]:
+    name = name.removeprefix(PREFIX)
+    return [file for other, file in files.items() if other == name or other.startswith(f"{name}-")]
+
+
+# ── what pages show ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def command(file: Comparison) -> str:
+    return f"```bash\n{wrapped(file.command)}\n```"
+
+
+def says(file: Comparison) -> str:
+    return file.winner
+
+
+def table(file: Comparison) -> str:
+    goal = "the target" if file.target is None else quality(file.target, file.metric)
+    head = f"| | validation {file.metric} | ms a step | on a link, a step | seconds to {goal} |"
+    rows = [
+        f"| `{one['method']}` | {quality(one['value'], file.metric)} | {1000 * one['step_s']:.3g} "
+        f"| {in_bytes(one['bytes'])} | {_seconds(one['seconds_to_target'])} |"
+        for one in file.methods
+    ]
+    return "\n".join([head, f"|{' --- |' * 5}", *rows])
+
+
+def draw(files: Sequence[Comparison]) -> Drawing:
+    """Quality against seconds, a line for each method."""
+    first = files[0]
+    several = len({file.optimizer for file in files}) > 1
+    curves = {
+        one["method"] + (f", {file.optimizer}" if several else ""): one["curve"]
+        for file in files
+        for one in file.methods
+    }
+    plain = next((name for name in curves if short(name).partition(",")[0] == "DDP"), None)
+    chosen = styles(list(curves), plain)
+    series = [chosen[name].series(name, *zip(*curve)) for name, curve in curves.items()]
+    spell = percent if first.metric == "accuracy" else lambda v: f"{v:.4g}"
+    goal = None if first.target is None else (first.target, f"target {spell(first.target)}")
+    where = f"over {first.link}" if first.link else "on one machine"
+    title = f"validation {first.metric} against seconds, {first.task}, {first.workers} workers {where}"
+    x = Axis("seconds of training, logarithmic", log=True)
+    y = Axis(f"validation {first.metric}", spell=spell)
+    return svg.lines(title, series, x, y, width=860, height=420, goal=goal)
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f}"
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
