@@ -30,7 +30,9 @@ TASKS = {
     "stdlib": Entry(
         "stdlib:make_task", ("0.8M", "10M", "25M"), "a byte-level GPT on Python's own library; nothing to fetch"
     ),
-    "cifar10": Entry("images:cifar10", ("resnet8", "resnet20", "vgg"), "60 000 colour pictures, 32 x 32", "133 MB"),
+    "cifar10": Entry(
+        "images:cifar10", ("resnet8", "resnet20", "vgg", "resnet8-half"), "60 000 colour pictures, 32 x 32", "133 MB"
+    ),
     "fashion": Entry("images:fashion", _GREY, "70 000 pictures of clothes, 28 x 28", "31 MB"),
     "mnist": Entry("images:mnist", _GREY, "70 000 handwritten digits, 28 x 28", "11 MB"),
     "speech": Entry("speech:make_task", ("gru",), "640 utterances of nine speakers, a GRU", "6 MB"),

@@ -3,14 +3,19 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinwire.lab.tasks.base import Arrays, Task
 from thinwire.lab.tasks.data import read_cifar10, read_idx_set
 from thinwire.lab.tasks.models import mlp, resnet, small_cnn, vgg
 
-CIFAR_MODELS = {"resnet8": lambda: resnet(8), "resnet20": lambda: resnet(20), "vgg": vgg}
+CIFAR_MODELS = {
+    "resnet8": lambda: resnet(8),
+    "resnet20": lambda: resnet(20),
+    "vgg": vgg,
+    "resnet8-half": lambda: nn.Sequential(nn.AvgPool2d(2), resnet(8)),  # sees 16 x 16: a quarter of the work
+}
 GREY_MODELS = {"cnn": lambda: small_cnn(1, 28), "mlp": lambda: mlp(784, 512, 512, 10)}
 
 
