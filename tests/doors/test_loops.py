@@ -1,4 +1,4 @@
-"""A table of training loops as people write them: thinwire gives DDP's parameters after every step, or says why not.
+"""A table of training loops as people write them: thinwire gives DDP's parameters and buffers after every step, or says why not.
 
 All methods here send everything, so nothing but rounding may differ from DDP.
 """
@@ -36,6 +36,7 @@ def test_a_loop_ends_each_step_where_ddp_does_or_is_refused(name):
             assert not outcome.error, f"{where}:\n{outcome.traceback}"
             assert outcome.moved > 1e-3, f"{where}: DDP itself did not train"
             assert outcome.apart < case.rounding, f"{where}: {outcome.apart:.1e} of the way away from DDP"
+            assert outcome.buffers < case.rounding, f"{where}: {outcome.buffers:.1e} from DDP's buffers"
 
 
 def test_a_model_may_be_wrapped_anew_with_another_method_and_the_old_wrap_says_so():

@@ -165,14 +165,14 @@ class Kit:
             thinwire.handle(model).detach()
 
 
-def trace(loop: Loop, way: str) -> list[Tensor]:
-    """The parameters after each step."""
+def trace(loop: Loop, way: str) -> list[tuple[Tensor, Tensor]]:
+    """The parameters and the buffers after each step."""
     torch.manual_seed(0)
     kit = Kit(way)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return [_numbers(module) for module in loop(kit)]
+            return [(_numbers(module), _buffers(module)) for module in loop(kit)]
     finally:
         kit.drop(None)
 
@@ -181,12 +181,18 @@ def _numbers(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().double() for p in module.parameters()])
 
 
+def _buffers(module: nn.Module) -> Tensor:
+    """What layers keep of the data, as BatchNorm's statistics."""
+    return torch.cat([torch.zeros(1).double(), *(b.detach().flatten().double() for b in module.buffers())])
+
+
 @dataclass
 class Outcome:
     """How far from DDP's parameters, at worst after any step, as a part of how far those have moved; or an error."""
 
     apart: float = 0.0
     moved: float = 0.0
+    buffers: float = 0.0  # how far from DDP's buffers, of their size
     error: str = ""
     traceback: str = ""
 
@@ -198,7 +204,10 @@ def table(names: list[str]) -> dict[tuple[str, str], Outcome]:
         expected = trace(case.loop, "DDP")
         for way in case.ways():
             try:
-                found[name, way] = _compared(trace(case.loop, way), expected)
+                ours = trace(case.loop, way)
+                found[name, way] = _compared([one for one, _ in ours], [one for one, _ in expected])
+                if way != LOCAL:  # whose statistics stay local until `finish`
+                    found[name, way].buffers = _buffers_apart([one for _, one in ours], [one for _, one in expected])
             except Exception as error:
                 found[name, way] = Outcome(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
             dist.barrier()
@@ -249,6 +258,10 @@ def _scaled(spelling: str, steps: int, enabled: bool) -> Tensor:
         scaler.update()
     thinwire.handle(model).detach()
     return _numbers(model)
+
+
+def _buffers_apart(ours: list[Tensor], expected: list[Tensor]) -> float:
+    return max(float(((a - b).abs() / (1 + b.abs())).max()) for a, b in zip(ours, expected, strict=True))
 
 
 def _compared(ours: list[Tensor], expected: list[Tensor]) -> Outcome:
