@@ -91,12 +91,16 @@ def main() -> int:
         bar = bars.add_task("soak", total=asked.seconds)
         while not number or time.monotonic() - began < asked.seconds:
             case = drawn(random.Random(f"soak {asked.seed} {number}"))
-            if outcome(case):
-                case = shrunk(case)
+            if why := outcome(case):
                 path = asked.out / f"soak-{asked.seed}-{number}.json"
-                path.write_text(json.dumps(case, indent=1) + "\n")
+                path.write_text(json.dumps(case, indent=1) + "\n")  # whole, should shrinking it take for ever
                 bars.stop()
-                print(f"case {number} of --seed {asked.seed}:\n{outcome(case)}\n--case {path} runs it again")
+                print(f"case {number} of --seed {asked.seed}:\n{why}")
+                smaller = shrunk(case)
+                if smaller != case and (why := outcome(smaller)):
+                    path.write_text(json.dumps(smaller, indent=1) + "\n")
+                    print(f"and the least of it that still fails:\n{why}")
+                print(f"--case {path} runs it again")
                 return 1
             number += 1
             bars.update(bar, completed=time.monotonic() - began, description=f"soak, {number} cases")

@@ -8,6 +8,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -116,7 +117,7 @@ def _run(case: Case, life: Case, number: int, folder: Path, port: int) -> list[T
                 raise AssertionError(f"life {number} took more than {LIMIT:.0f} s: {life}")
             if waits.exists() and time.time() - waits.stat().st_mtime > STOPPED:  # again and again: it may not be yet
                 stopped = workers[int(waits.read_text())]
-                if stopped.is_alive():
+                with suppress(ProcessLookupError):  # it may end before it is told to go on
                     os.kill(stopped.pid, signal.SIGCONT)
             time.sleep(0.01)
         killed = life["rank"] % life["world"] if life["fault"] == "kill" else None
