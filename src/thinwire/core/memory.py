@@ -15,8 +15,9 @@ A field that holds another dataclass is a nested state. `entries` and `shared` a
 """
 
 import copy
+import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -282,6 +283,22 @@ def restore(state: Any, kept: Any) -> None:
             value.copy_(before)
         else:
             setattr(state, f.name, before.clone() if isinstance(before, Tensor) else copy.deepcopy(before))
+
+
+def restore_unsent(state: Any, kept: Any, layout: Layout, names: Collection[str], rank: int, world: int) -> None:
+    """Put back what was unsent of these parameters, and leave the rest of the state as it is."""
+    before = {path: value for path, _, value in walk(kept)}
+    stops = list(itertools.accumulate(layout.sizes))
+    spans = [(stop - size, stop) for name, size, stop in zip(layout.names, layout.sizes, stops) if name in names]
+    for path, f, value in walk(state):
+        owner = place(f) == "owner"
+        whole = -(-layout.numel // world) if owner else layout.numel
+        if not f.metadata.get("unsent") or not isinstance(value, Tensor) or len(value) != whole:
+            continue
+        first = rank * len(value) if owner else 0  # an owner holds its part of the vector alone
+        for start, stop in spans:
+            part = slice(max(start - first, 0), max(stop - first, 0))
+            value[part] = 0 if before[path] is None else before[path][part]
 
 
 def rescale(state: Any, ratio: float) -> None:

@@ -8,7 +8,7 @@ to the bit as it was before, and the next step works.
 
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -147,6 +147,12 @@ class Step(Costs):
                 self._touched.append(group)
             with self.timed("select"), suppress(NotFinite):
                 self.steps.reducer.reduce(local, group.state, comm, out)
+
+    def keep_back(self, group: Group, names: Collection[str]) -> None:
+        """Nobody takes what was sent for these parameters: it waits as before this step."""
+        if names and group.state is not None:
+            comm = self.steps.comm
+            memory.restore_unsent(group.state, group.before, group.layout, names, comm.rank, comm.world)
 
     def take_back(self) -> None:
         """Every state as it was before this step."""

@@ -23,6 +23,7 @@ from thinwire import kernels
 from thinwire.capture.gradients import arrived as places
 from thinwire.capture.gradients.arrived import Arrived, Grain
 from thinwire.capture.gradients.earlier import Earlier
+from thinwire.capture.gradients.reached import Reached
 from thinwire.comm import Comm
 from thinwire.core.reducer import MethodWarning, Moments, Reducer
 from thinwire.step.groups import Group
@@ -97,6 +98,7 @@ class Buckets:
         self.names = {p: n for n, p in parameters.items()}
         self.numel = sum(p.numel() for p in parameters.values())
         self.earlier = Earlier(parameters)
+        self.reached = Reached(parameters) if ddp.find_unused_parameters and not ddp.static_graph else None
         self.active = True
         self._seen = 0  # exchanges in this process
         self._now: BucketStep | None = None
@@ -207,7 +209,7 @@ class Buckets:
         with now.step.timed("capture"):
             vectors = [places.read(group, now.arrived) for group in groups]
             finite = self.spreads or all(kernels.finite(vector) for vector in vectors)
-        self._call_roll(now, finite)
+        self._call_roll(now, finite, tuple(self.steps.parameters))
         for group, vector in zip(groups, vectors, strict=True):
             self._reduce(now, group, vector, finite)
         now.step.settle()
@@ -231,7 +233,7 @@ class Buckets:
         with now.step.timed("capture"):
             vector = places.read(group, now.arrived)
             finite = self.spreads or kernels.finite(vector)
-        self._call_roll(now, finite)
+        self._call_roll(now, finite, group.layout.names)
         self._reduce(now, group, vector, finite)
         now.step.settle()
         if not now.step.fine:
@@ -241,7 +243,7 @@ class Buckets:
             self._end(now)
         now.resolve(group.layout.names)
 
-    def _call_roll(self, now: BucketStep, finite: bool) -> None:
+    def _call_roll(self, now: BucketStep, finite: bool, names: tuple[str, ...]) -> None:
         step, steps = now.step, self.steps
         mark = 0 if now.called else steps.mark(steps.parameters.values())
         if self.spreads:  # averaging a mean once more changes nothing, and no state could be spoilt
@@ -249,7 +251,8 @@ class Buckets:
                 step.call_roll(finite=True, parameters=mark)
             return
         base, thrown = (0, False) if now.called else (self.earlier.mark(), self.earlier.thrown_away())
-        step.call_roll(finite=finite, parameters=mark, ask={"base": base, "thrown": thrown})
+        ask = {"base": base, "thrown": thrown} | (self.reached.words(names) if self.reached else {})
+        step.call_roll(finite=finite, parameters=mark, ask=ask)
         if base or thrown:
             step.settle()
         if not now.called:
@@ -279,6 +282,8 @@ class Buckets:
     def _write(self, now: BucketStep, group: Group, vector: Tensor) -> None:
         if not now.step.fine:
             vector.fill_(torch.nan)
+        elif self.reached is not None and not self.spreads:
+            now.step.keep_back(group, self.reached.by_nobody(now.step.answers))
         with now.step.timed("apply"):
             places.write(group, vector, now.arrived)
 
@@ -287,6 +292,8 @@ class Buckets:
         self._seen += 1
         if now.step.fine and not self.spreads:
             self.earlier.note_parameters()
+        if self.reached is not None:
+            self.reached.clear()
         if self.squares is not None:
             self.squares.clear()
 
@@ -324,5 +331,8 @@ class Buckets:
         self.lane.close()
         self.lane = Inline()
         self.steps.comm = comm
+        if self.reached is not None:
+            self.reached.detach()
+            self.reached = None
         if self.squares is not None:
             self.squares.detach()
