@@ -1,4 +1,4 @@
-"""A table of training loops as people write them: thinwire gives DDP's parameters and buffers after every step, or says why not.
+"""Training loops as people write them: thinwire gives DDP's parameters and buffers after every step, or says why not.
 
 All methods here send everything, so nothing but rounding may differ from DDP.
 """
