@@ -119,9 +119,10 @@ def fuzz(name: str, cases: int, seed: int, bars: Progress, out: Path) -> bool:
         fuzzer = FUZZERS[name](Path(folder))
         for number in range(cases):
             case: Case = {"fuzzer": name} | fuzzer.draw(random.Random(f"{name} {seed} {number}"))
-            if outcome(fuzzer, case):
-                case = shrunk(fuzzer, case)
-                why, path = outcome(fuzzer, case), out / f"fuzz-{name}-{seed}-{number}.json"
+            if why := outcome(fuzzer, case):
+                smaller, path = shrunk(fuzzer, case), out / f"fuzz-{name}-{seed}-{number}.json"
+                if smaller != case and (still := outcome(fuzzer, smaller)):
+                    case, why = smaller, still
                 path.write_text(json.dumps(case, indent=1) + "\n")
                 bars.console.print(
                     f"{name}: case {number} of --seed {seed} is wrong\n{why}\n--case {path} runs it again",
