@@ -4,16 +4,29 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from filelock import FileLock  # which torch brings
 
-import forked as forked_workers
-from thinwire import kernels
-from thinwire.lab.run import processes
+# What is heavy is imported where it is used: the process that hands out the tests runs none of them.
 
 LAB = Path(__file__).parent / "lab"
+LAB_TESTS = "tests/lab/"
+# Files that take long, longest first.
+LONG = (
+    LAB_TESTS,
+    "tests/methods/test_laws.py",
+    "tests/doors/test_loops.py",
+    "tests/doors/test_ddp.py",
+    "tests/house/test_docs.py",
+    "tests/doors/test_local.py",
+    "tests/methods/",
+    "tests/house/test_resume_example.py",
+    "tests/comm/",
+    "tests/cli/",
+    "tests/doors/",
+)
+APART = ("tests/methods/test_laws.py", "tests/house/test_docs.py")  # long ones whose tests share nothing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,24 +38,43 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["THINWIRE_TEST_ALL"] = "1"  # before the examples are read
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` every test goes to whichever process is free, the largest group first.
-
-    Tests of the lab start launchers and workers of their own: they stay in one process, so that no two of them run side
-    by side, and begin at once, since they are the longest. Other groups share what is made once for a file.
-    """
+    """What takes longest comes first: it is handed out in this order, and nobody waits for it in the end."""
     for item in items:
-        if item.path.parent == LAB:
-            item.add_marker(pytest.mark.xdist_group("lab"))
-        elif item.get_closest_marker("alone"):
+        if item.get_closest_marker("alone") and item.path.parent != LAB:
             raise pytest.UsageError(
                 f"{item.nodeid} is to run alone: `make test` looks for such tests in tests/lab only"
             )
+    items.sort(key=lambda item: next((n for n, long in enumerate(LONG) if item.nodeid.startswith(long)), len(LONG)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` a file goes to whichever process is free: its tests share what is made once for it.
+
+    Tests of the lab start launchers and workers of their own: they stay in one process, so that no two of them run side
+    by side. xdist's own groups are not used: it writes them into the names of tests, which pytest 9.2 does not let it
+    (pytest-dev/pytest-xdist#1386), and then hands out each test by itself without a word.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Rooms(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return LAB_TESTS if path.startswith(LAB_TESTS) else nodeid if path in APART else path
+
+    config.option.loadscopereorder = False  # the order of the tests, and not the file with most of them first
+    return Rooms(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _settled_machine() -> None:
+    import torch
+    from filelock import FileLock  # which torch brings
+
+    from thinwire import kernels
+
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
     dtypes = [torch.float32, torch.float64]
@@ -56,4 +88,7 @@ def _settled_machine() -> None:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's launcher forks its workers, for tests in which how an interpreter starts does not matter."""
+    import forked as forked_workers
+    from thinwire.lab.run import processes
+
     monkeypatch.setattr(processes, "subprocess", forked_workers)

@@ -17,7 +17,6 @@ from thinwire.core.reducer import Moments
 METHODS = representatives(torch.Tensor, Moments)
 ALL = bool(os.environ.get("THINWIRE_TEST_ALL"))
 FEEDBACK = "ErrorFeedback(TopK(0.1))"
-pytestmark = pytest.mark.xdist_group("ddp")  # what workers told is kept for several tests
 
 
 def run(world: int, calls: list[tuple[str, dict[str, Any]]], timeout: float = 240) -> list[list[Any]]:

@@ -11,9 +11,6 @@ from examples_of_methods import EXAMPLES, REPRESENTATIVES
 from loop_cases import TABLE, Outcome
 from processes import launch
 
-pytestmark = pytest.mark.xdist_group("loops")  # what workers told is kept for all tests
-
-
 LOOPS = list(TABLE)
 AT_ONCE = 23  # loops that one set of processes runs
 

@@ -12,7 +12,6 @@ import pytest
 import thinwire
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("wheel")  # it is built once
 USED = """
 import importlib, pathlib, sys
 import thinwire

@@ -22,7 +22,6 @@ from thinwire.core.reducer import Layout, Reducer
 from thinwire.step.lanes import Inline
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.xdist_group("dad")  # what processes told is kept for several tests
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

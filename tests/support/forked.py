@@ -68,6 +68,13 @@ class Popen:
 
 def workers(world: int, script: list[str], env: dict[str, str], timeout: float = 240) -> tuple[int, str]:
     """A script with its arguments on as many workers, as torchrun starts it: the worst exit code, and what was said."""
+    started = start(world, script, env)
+    said = "".join(one.communicate(timeout)[1] for one in started)
+    return max(abs(one.poll() or 0) for one in started), said
+
+
+def start(world: int, script: list[str], env: dict[str, str]) -> list[Popen]:
+    """The same, and whoever asks for it waits for them."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
@@ -75,8 +82,7 @@ def workers(world: int, script: list[str], env: dict[str, str], timeout: float =
     for rank in map(str, range(world)):
         own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": str(world)}
         started.append(Popen([sys.executable, *script], env=place | own, stderr=PIPE))
-    said = "".join(one.communicate(timeout)[1] for one in started)
-    return max(abs(one.poll() or 0) for one in started), said
+    return started
 
 
 def main(
