@@ -89,6 +89,7 @@ def _settled_machine() -> None:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab's launcher forks its workers, for tests in which how an interpreter starts does not matter."""
     import forked as forked_workers
-    from thinwire.lab.run import processes
+    from thinwire.lab.run import processes, rehearsal
 
-    monkeypatch.setattr(processes, "subprocess", forked_workers)
+    for starts in (processes, rehearsal):
+        monkeypatch.setattr(starts, "subprocess", forked_workers)

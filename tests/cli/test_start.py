@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import thinwire
+from thinwire import lab
+from thinwire.cli.main import main
 from thinwire.lab.run.checkup import look
 
 HEAVY = ("torch", "numpy", "numba", "sklearn", "PIL")
@@ -84,21 +86,15 @@ def test_the_first_word_comes_before_torch_is_loaded(tmp_path):
         ("sklearn", ["study", "sparse", "--quick"], "scikit-learn"),
     ],
 )
-def test_what_the_light_install_lacks_is_said_with_what_to_type(hidden, words, package, tmp_path):
-    program = f"""
-import importlib.util as util, sys
-find = util.find_spec
-util.find_spec = lambda name, *more: None if name == {hidden!r} else find(name, *more)
-sys.argv = ["thinwire", *{words}]
-from thinwire.cli.main import main
-main()
-"""
-    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=where
-    )
-    assert done.returncode == 2
-    assert f"{package} must be installed for this: pip install 'thinwire[lab]'" in done.stderr
+def test_what_the_light_install_lacks_is_said_with_what_to_type(hidden, words, package, tmp_path, monkeypatch, capsys):
+    find = lab.find_spec
+    monkeypatch.setattr(lab, "find_spec", lambda name, *more: None if name == hidden else find(name, *more))
+    monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert f"{package} must be installed for this: pip install 'thinwire[lab]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """Comm's contract: the same collectives, on the same ledger, over threads, real processes and a dry run."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -37,28 +38,31 @@ def entries(told: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
     return {name: noted for name, (_, noted) in told.items()}
 
 
+@cache
+def of_threads(world: int, wire: str) -> list[dict[str, Any]]:
+    return in_threads(world, lambda comm: everything(comm, wire))
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("wire", WIRES)
 def test_threads(world: int, wire: str) -> None:
-    check(in_threads(world, lambda comm: everything(comm, wire)), wire)
+    check(of_threads(world, wire), wire)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_a_dry_run_enters_what_threads_enter(world: int) -> None:
     for wire in WIRES:
-        real = in_threads(world, lambda comm: everything(comm, wire))  # noqa: B023  # called at once
-        for rank in range(world):
+        for rank, real in enumerate(of_threads(world, wire)):
             dry = entries(everything(DryComm(world, rank), wire))
-            assert dry == entries(real[rank])
+            assert dry == entries(real)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_processes_do_and_enter_what_threads_do(world: int) -> None:
-    for wire in WIRES:
-        told = launch(world, "comm_cases:everything_among_processes", wire=wire)
-        check(told, wire)
-        threads = in_threads(world, lambda comm: everything(comm, wire))  # noqa: B023
-        assert [entries(t) for t in told] == [entries(t) for t in threads]
+    by_rank = launch(world, "comm_cases:everything_among_processes", wires=WIRES)
+    for wire, told in zip(WIRES, zip(*by_rank, strict=True), strict=True):
+        check(list(told), wire)
+        assert [entries(t) for t in told] == [entries(t) for t in of_threads(world, wire)]
 
 
 def test_every_collective_has_a_row_and_a_worker_alone_sends_nothing() -> None:

@@ -46,8 +46,9 @@ def test_what_is_far_takes_few_trips() -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_processes_that_are_far_have_the_bits_of_threads_that_are(world: int) -> None:
-    for wire in ("plain", "float16"):
-        told = launch(world, "comm_cases:everything_among_processes", wire=wire, far=True)
+    wires = ("plain", "float16")
+    by_rank = launch(world, "comm_cases:everything_among_processes", wires=wires, far=True)
+    for wire, told in zip(wires, zip(*by_rank, strict=True), strict=True):
         threads = in_threads(world, lambda comm: everything(comm, wire), link=SITES)  # noqa: B023
         for mine, theirs in zip(told, threads):
             for name, (value, _) in mine.items():
@@ -75,8 +76,8 @@ def test_a_head_reaches_everybody_before_any_result(kind: str, far: bool) -> Non
 
 
 def test_a_head_goes_with_the_messages_of_processes() -> None:
-    for kind in ("all_gather", "long mean"):
-        for heard, trips, result in launch(3, "comm_cases:heads", kind=kind, far=True, bad=2):
+    for told in launch(3, "comm_cases:heads", kinds=("all_gather", "long mean"), far=True, bad=2):
+        for heard, trips, result in told:
             assert heard == [[10, 11, 12]] and trips <= 2 and result == "rank 2 is not finite"
 
 

@@ -50,6 +50,8 @@ def test_the_laws_hold_with_1_2_and_6_buckets(world):
 @pytest.mark.parametrize("world", [2, 4])
 def test_threads_and_processes_give_the_same_bits(world):
     gradients = [spelling for spelling, method in EXAMPLES.items() if method.wants is torch.Tensor]
+    if world == 4 and not ALL:  # each way to exchange once more, where a ring adds up in its own order
+        gradients = representatives(torch.Tensor)
     found = run(world, [("reduced", {"spelling": spelling}) for spelling in gradients])
     for spelling, ranks in zip(gradients, found, strict=True):
         threads = in_threads(world, lambda comm, s=spelling: reductions(parse(s), comm))
@@ -81,7 +83,9 @@ def test_powersgd_runs_on_gloo_with_six_buckets():
 
 @pytest.mark.parametrize("grain", ["tensor", "bucket", "model"])
 def test_a_resumed_run_goes_on_to_the_same_bits(grain, tmp_path):
-    calls = [("resumed", {"spelling": spelling, "grain": grain, "folder": str(tmp_path)}) for spelling in METHODS]
+    turns = {"model": METHODS, "tensor": METHODS[::2], "bucket": METHODS[1::2]}  # each at two grains, or at all
+    methods = METHODS if ALL else turns[grain]
+    calls = [("resumed", {"spelling": spelling, "grain": grain, "folder": str(tmp_path)}) for spelling in methods]
     calls += [("resumed", {"spelling": FEEDBACK, "grain": grain, "folder": str(tmp_path), "overlap": True})]
     for case, ranks in zip(calls, run(2, calls), strict=True):
         assert all(ranks), case
@@ -179,12 +183,14 @@ def odd_cases() -> list[tuple[str, dict[str, Any]]]:
             {"grain": "tensor", "overlap": True},
         )
         if not (unused and "static_graph" in extra)
+        if ALL or spelling != "TopK(0.1, agree=True)" or not extra  # what is extra is DDP's, not the method's
     ]
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_models_of_all_kinds_train(world):
-    for (_, case), ranks in zip(odd_cases(), run(world, odd_cases()), strict=True):
+    cases = [case for case in odd_cases() if ALL or world > 1 or case[1]["spelling"] != FEEDBACK]
+    for (_, case), ranks in zip(cases, run(world, cases), strict=True):
         for start, ours, plain in ranks:
             assert torch.equal(ours, ranks[0][1]), case
             assert ours.isfinite().all() and not torch.equal(ours, start), case

@@ -21,7 +21,8 @@ from thinwire.comm.threads import in_threads
 METHODS = [spelling for spelling, reducer in EXAMPLES.items() if reducer.wants is Tensor]
 KINDS = representatives(Tensor)
 # Of these, whose messages depend on how many workers there are; `--all` takes every kind.
-PARTED = KINDS if len(KINDS) > 20 else [one for one in KINDS if re.search("TopK|ExDyna|LowBit|OkTopk", one)]
+ALL = len(KINDS) > 20
+PARTED = KINDS if ALL else [one for one in KINDS if re.search("TopK|ExDyna|LowBit|OkTopk", one)]
 FEEDBACK = "ErrorFeedback(TopK(0.2))"
 FRAGMENT_ENDS = {1: (6,), 4: (1, 2, 4, 6)}  # how many of net()'s parameters lie before each fragment's end
 
@@ -59,18 +60,20 @@ def test_laws_in_one_process(fragments):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_real_processes(world):
-    spellings, numbers = {2: (KINDS, [1, 4]), 3: (PARTED, [1]), 4: (PARTED, [4])}[world]
+    paired = PARTED if ALL else [one for one in PARTED if re.search("GTopK|LowBit", one)]
+    spellings, numbers = {2: (KINDS, [1, 4]), 3: (PARTED, [1]), 4: (paired, [4])}[world]
     chosen = [(spelling, fragments) for spelling in spellings for fragments in numbers]
     calls: list[tuple[str, dict[str, Any]]] = [
         ("laws", {"spelling": spelling, "fragments": fragments}) for spelling, fragments in chosen
     ]
-    calls += [
-        ("average_twin", {"optimizer": "SGD"}),
-        ("average_twin", {"optimizer": "AdamW"}),
-        ("equals_ddp", {}),
-        ("overlapped", {"delay": 2}),
-        ("disagreements", {}),
-    ]
+    if world == 3 or ALL:
+        calls += [
+            ("average_twin", {"optimizer": "SGD"}),
+            ("average_twin", {"optimizer": "AdamW"}),
+            ("equals_ddp", {}),
+            ("overlapped", {"delay": 2}),
+            ("disagreements", {}),
+        ]
     calls += [("two_levels", {})] if world == 4 else []
     by_rank = launch(world, "local_cases:many", calls=calls, timeout=180)
     for results in by_rank:
@@ -80,15 +83,18 @@ def test_real_processes(world):
 
     for (spelling, fragments), ranks in zip(chosen, told):
         check_laws(spelling, fragments, ranks)
-    by_name = {name: ranks for (name, _), ranks in zip(calls[len(chosen) + 2 :], told[len(chosen) + 2 :], strict=True)}
-    assert max(map(max, told[len(chosen) : len(chosen) + 2])) < 1e-6
-    for plain, ours in by_name["equals_ddp"]:
-        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
-    assert all(torch.equal(rank, by_name["overlapped"][0]) for rank in by_name["overlapped"])
-    threads = in_threads(world, lambda comm: cases.overlapped(comm, delay=2))
-    torch.testing.assert_close(by_name["overlapped"][0], threads[0], rtol=0, atol=1e-6)
-    for rank in by_name["disagreements"]:
-        check_disagreements(rank)
+    by_name: dict[str, list[Any]] = {}
+    for (name, _), ranks in zip(calls[len(chosen) :], told[len(chosen) :], strict=True):
+        by_name.setdefault(name, []).extend(ranks)
+    if world == 3 or ALL:
+        assert len(by_name["average_twin"]) == 2 * world and max(by_name["average_twin"]) < 1e-6
+        for plain, ours in by_name["equals_ddp"]:
+            torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
+        assert all(torch.equal(rank, by_name["overlapped"][0]) for rank in by_name["overlapped"])
+        threads = in_threads(world, lambda comm: cases.overlapped(comm, delay=2))
+        torch.testing.assert_close(by_name["overlapped"][0], threads[0], rtol=0, atol=1e-6)
+        for rank in by_name["disagreements"]:
+            check_disagreements(rank)
 
     if world == 4:
         weights = [rank["weights"] for rank in by_name["two_levels"]]

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from examples_of_methods import EXAMPLES, REPRESENTATIVES
-from loop_cases import TABLE, Outcome
+from loop_cases import TABLE, Outcome, ways
 from processes import launch
 
 LOOPS = list(TABLE)
@@ -25,7 +25,7 @@ def told(part: int) -> list[dict[tuple[str, str], Outcome]]:
 def test_a_loop_ends_each_step_where_ddp_does_or_is_refused(name):
     case = TABLE[name]
     for rank, found in enumerate(told(LOOPS.index(name) // AT_ONCE)):
-        for way in case.ways():
+        for way in ways(name):
             outcome, where = found[name, way], f"{name}, {way}, rank {rank}"
             if way in case.refused:
                 assert case.refused[way] in outcome.error, f"{where}: {outcome.error or 'no error'}"

@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def told() -> list[tuple[str, list[str]]]:
 TOLD = told()
 MARKED = [(page, b) for page in PAGES for b in blocks(page) if b["mark"]]
 RUN = sorted({tuple(words) for _, b in MARKED if b["mark"] == "run" for words in commands(b["text"])})
-# It is started as people type it; with the others only what they start is another, and torchrun is slow to begin.
+# torchrun starts its workers here; with the others only what they start is another, and interpreters are slow to begin.
 FIRST = ("torchrun", "--nproc-per-node", "2", "examples/quickstart_sgd.py")
 
 
@@ -181,19 +180,21 @@ def test_a_command_that_does_not_exist_is_noticed(words):
 
 
 @pytest.mark.parametrize("words", RUN, ids=[shlex.join(words) for words in RUN])
-def test_a_marked_command_runs(words):
+def test_a_marked_command_runs(words, monkeypatch):
     port = str(free_port())
     programs = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1"],
-        "thinwire": [sys.executable, "-m", "thinwire"],
+        "thinwire": [sys.executable, "-m", "thinwire.cli.main"],
     }
     command = programs[words[0]] + [port if word == "29500" else word for word in words[1:]]
     if words[0] == "torchrun" and "--master-port" not in words:
         command[3:3] = ["--master-port", port]
     where = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]), "OMP_NUM_THREADS": "1"}
+    monkeypatch.chdir(ROOT)
     if words[0] != "torchrun" or words == FIRST:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, env=where)
-        code, said = done.returncode, done.stdout + done.stderr
+        done = forked.Popen(command, env=where, stderr=forked.PIPE)
+        _, said = done.communicate(timeout=240)
+        code = done.poll()
     else:
         asked = get_args_parser().parse_args(words[1:])
         script = [str(ROOT / asked.training_script), *asked.training_script_args]

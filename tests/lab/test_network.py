@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from thinwire.lab.run.links import namespaces, tun, veth
 from thinwire.lab.run.links.emulated import emulate, missing_rights
 from thinwire.lab.run.links.spelling import Link
@@ -105,24 +106,13 @@ def test_links_are_removed_when_the_block_fails(link: str, count: int) -> None:
     assert mine() == []
 
 
-HOLD = textwrap.dedent("""
-    import os, subprocess, sys, time
-    from thinwire.lab.run.links.emulated import emulate
-    from thinwire.lab.run.links.spelling import Link
-    with emulate(Link.parse(sys.argv[1]), 2) as links:
-        inside = subprocess.Popen(links.command(1, ["sleep", "300"]))
-        if sys.argv[2] == "unguarded":
-            os.killpg(links.guard.pid, 9)
-        print(inside.pid, flush=True)
-        time.sleep(300)
-""")
-
-
-def hold(link: str, guarded: bool = True) -> tuple["subprocess.Popen[str]", int]:
-    words = [sys.executable, "-c", HOLD, link, "guarded" if guarded else "unguarded"]
-    run = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    return run, int(run.stdout.readline())
+def hold(link: str, guarded: bool = True) -> tuple[forked.Popen, int]:
+    """A run with links, and a process that it has started on one of them."""
+    words = [sys.executable, "-m", "held_links", link, "guarded" if guarded else "unguarded"]
+    run = forked.Popen(words, env=dict(os.environ), stderr=forked.PIPE)
+    said: list[str] = []
+    until(lambda: bool(said.append(Path(run.said.name).read_text()) or "inside" in said[-1]))
+    return run, int(said[-1].split("inside ")[1])
 
 
 def until(met: Callable[[], bool]) -> None:

@@ -58,6 +58,7 @@ def test_it_trains_as_processes_do(tmp_path: Path) -> None:
                 assert one["payload_bytes"] == pytest.approx(other["payload_bytes"], rel=0.01), method
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("method", ["ErrorFeedback(TopK(0.05))", "Variance()"])
 def test_each_tensor_by_itself_is_what_processes_do_at_that_grain(method: str, tmp_path: Path) -> None:
     real, told = tmp_path / "processes", tmp_path / "threads"
@@ -70,6 +71,7 @@ def test_each_tensor_by_itself_is_what_processes_do_at_that_grain(method: str, t
     assert one["payload_bytes"] == pytest.approx(other["payload_bytes"], rel=0.01)
 
 
+@pytest.mark.usefixtures("forked")
 def test_runs_of_one_process_do_not_know_of_one_another(tmp_path: Path) -> None:
     same = [tmp_path / name for name in ("first", "second")]
     bad = tmp_path / "bad"
@@ -83,6 +85,7 @@ def test_runs_of_one_process_do_not_know_of_one_another(tmp_path: Path) -> None:
 
 
 def test_one_that_was_ended_is_made_again(tmp_path: Path) -> None:
+    """In an interpreter, as people have it; those of the other tests are forked."""
     a_run("Dense()").write(tmp_path)
     (tmp_path / "rank0.jsonl").write_text('{"start": 0}\n' + '{"step": 1, "loss": 2.0, "seconds": 0.1}\n' * 5)
     heard: list[int] = []

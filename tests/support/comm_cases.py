@@ -1,5 +1,6 @@
 """What every transport must do, as functions of a Comm: each returns what this worker got."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ def everything(comm: Comm, wire: str = "plain") -> dict[str, Any]:
     return told
 
 
+@cache  # the same on every wire
 def expected(world: int, rank: int) -> dict[str, Any]:
     """What `everything` gives, by plain sums."""
     told: dict[str, Any] = {}
@@ -87,11 +89,11 @@ def expected(world: int, rank: int) -> dict[str, Any]:
     return told
 
 
-def everything_among_processes(wire: str = "plain", far: bool = False) -> dict[str, Any]:
+def everything_among_processes(wires: tuple[str, ...], far: bool = False) -> list[dict[str, Any]]:
     comm = TorchComm()
     assert not comm.far  # one machine
     comm.far = far
-    return everything(comm, wire)
+    return [everything(comm, wire) for wire in wires]
 
 
 def random_messages(count: int) -> list[Any]:
@@ -116,10 +118,13 @@ def random_messages(count: int) -> list[Any]:
     return wrong
 
 
-def heads(kind: str, far: bool, bad: int | None) -> tuple[list[Any], int, Any]:
-    comm = TorchComm()
-    comm.far = far
-    return ridden(comm, kind, bad)
+def heads(kinds: tuple[str, ...], far: bool, bad: int | None) -> list[tuple[list[Any], int, Any]]:
+    told = []
+    for kind in kinds:
+        comm = TorchComm()
+        comm.far = far
+        told.append(ridden(comm, kind, bad))
+    return told
 
 
 def ridden(comm: Comm, kind: str, bad: int | None) -> tuple[list[Any], int, Any]:

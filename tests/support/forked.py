@@ -2,7 +2,7 @@
 
 `Popen` is what `subprocess.Popen` is to the lab's launcher; a worker finds the environment, the files, the socket and
 the network namespace that it would have found. The fixture `forked` puts it in place. What a program prints and what it
-complains of are one text.
+complains of are one text. A launcher that is forked itself forks its workers in turn: see `launcher`.
 """
 
 import ctypes
@@ -13,16 +13,22 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from processes import environment, server
+from thinwire.lab.run import processes
 from thinwire.lab.run.meeting import LISTENER
 
 PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC_SLAVE, MNT_DETACH = 0x4000 | 0x80000, 2
+
+
+_context = server  # what starts processes: here the server, in a launcher that was forked the launcher itself
 
 
 class Popen:
@@ -33,20 +39,27 @@ class Popen:
         env: dict[str, str],
         stderr: Any,
         stdout: Any = None,
+        stdin: Any = None,
         start_new_session: bool = False,
         pass_fds: tuple[int, ...] = (),
         text: bool = False,
+        launcher: bool = False,
     ) -> None:
+        """As `subprocess.Popen`; `launcher`: what it starts as workers of the lab is forked from it."""
         self.said = tempfile.NamedTemporaryFile("r") if stderr == PIPE else None  # noqa: SIM115  as long as this lives
         heard = self.said.name if self.said else stderr.name
+        if isinstance(heard, int):  # a temporary file without a name
+            heard = f"/proc/{os.getpid()}/fd/{heard}"
         listener = socket.socket(fileno=os.dup(pass_fds[0])) if pass_fds else None
-        given = (command, env, os.getcwd(), heard, start_new_session, listener)
-        self.process = server().Process(target=main, args=given)
+        mine, theirs = socket.socketpair() if stdin == PIPE else (None, None)
+        given = (command, env, os.getcwd(), heard, start_new_session, listener, theirs, launcher)
+        self.process = _context().Process(target=main, args=given)
         with mock.patch.dict(os.environ, environment()):  # the first start also starts the server
             self.process.start()
-        if listener:
-            listener.close()
-        self.pid, self.terminate = self.process.pid, self.process.terminate
+        for handed in filter(None, (listener, theirs)):
+            handed.close()
+        self.stdin = mine.makefile("w") if mine else None
+        self.pid, self.terminate, self.kill = self.process.pid, self.process.terminate, self.process.kill
 
     @property
     def returncode(self) -> int | None:
@@ -54,6 +67,9 @@ class Popen:
 
     def poll(self) -> int | None:
         return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
         self.process.join(timeout)
@@ -92,6 +108,8 @@ def main(
     heard: str,
     new_session: bool,
     listener: socket.socket | None,
+    said_to: socket.socket | None,
+    launcher: bool,
 ) -> None:
     if new_session:
         os.setsid()
@@ -102,8 +120,15 @@ def main(
     out = os.open(heard, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    if said_to:
+        os.dup2(said_to.detach(), 0)
+        sys.stdin = open(0)  # noqa: SIM115  the server closed the one it had
     if listener:
         os.environ[LISTENER] = str(listener.detach())
+    if launcher:
+        global _context
+        _context = partial(get_context, "fork")
+        processes.subprocess = sys.modules[__name__]  # type: ignore[assignment]
     if command[:3] == ["ip", "netns", "exec"]:
         enter(command[3])
         command = command[4:]
