@@ -1,6 +1,7 @@
 """Real DDP, real gloo processes."""
 
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from thinwire.core.reducer import Moments
 
 METHODS = representatives(torch.Tensor, Moments)
 ALL = bool(os.environ.get("THINWIRE_TEST_ALL"))
+PARTED = "TopK|ExDyna|LowBit|CLTK|Variance"  # whose messages depend on how many workers there are
 FEEDBACK = "ErrorFeedback(TopK(0.1))"
 
 
@@ -31,9 +33,10 @@ def run(world: int, calls: list[tuple[str, dict[str, Any]]], timeout: float = 24
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_laws_hold_with_1_2_and_6_buckets(world):
     shapes = ((2, "bucket", True), (1, "model", False), (6, "model", False))
+    methods = METHODS if world == 2 or ALL else [one for one in METHODS if re.search(PARTED, one)]
     calls = [
         ("laws", {"spelling": spelling, "cuts": cuts, "grain": grain, "overlap": overlap})
-        for spelling in METHODS
+        for spelling in methods
         for cuts, grain, overlap in (shapes if world == 2 or ALL else shapes[:1])  # how cut, and among how many
     ]
     for (_, case), ranks in zip(calls, run(world, calls), strict=True):

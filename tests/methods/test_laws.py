@@ -25,7 +25,7 @@ def test_every_method_keeps_the_laws(spelling):
     if ALL or (spelling in FIRST and name in PARTED):
         worlds: tuple[int, ...] = WORLDS
     elif spelling in FIRST and name in METHODS:
-        worlds = WORLDS[:4]
+        worlds = WORLDS[:3]  # one, a pair, an odd number
     else:
         worlds = (1, 3)  # what is composed talks through what it is made of; other options of a method met above
     check(reducer, worlds=worlds)
