@@ -1,8 +1,11 @@
 """A reducer's repr is its spelling, and a spelling is data: nothing in it is evaluated."""
 
 import contextlib
+import gc
 import math
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -286,3 +289,24 @@ def test_a_checkpoint_that_was_spelled_by_version_0_1_loads():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", thinwire.MethodWarning)
         in_threads(1, work)
+
+
+def test_threads_may_read_spellings_at_the_same_time():
+    """CPython's parser may be interrupted by the garbage collector, and mixes up two threads then."""
+
+    def read(_: int) -> None:
+        for _ in range(20):
+            parse("LocalSteps(ErrorFeedback(Cast(TopK(0.01), bits=4)), every=5, outer=Outer(0.9, 0.6))")
+
+    def let_others_run(*_: Any) -> None:
+        time.sleep(1e-4)
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(let_others_run)
+    gc.set_threshold(5, 1_000_000, 1_000_000)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(read, range(4)))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(let_others_run)

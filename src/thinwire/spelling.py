@@ -7,6 +7,7 @@ syntax for calls, but nothing is evaluated: names come from a table and argument
 import ast
 import difflib
 import inspect
+import threading
 from collections import ChainMap
 from collections.abc import Mapping
 from types import UnionType
@@ -36,6 +37,8 @@ NAMES: ChainMap[str, type[Reducer[Any, Any]]] = ChainMap(METHODS, WRAPPERS)
 Recipe = Reducer[Any, Any] | LocalSteps
 Table = Mapping[str, type[Spelled]]
 TABLE: Table = {**NAMES, "LocalSteps": LocalSteps, "Outer": Outer, "Anchored": Anchored}
+# CPython up to 3.12 counts the depth of a tree for all threads together, and now and then raises SystemError for it.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class SpellingError(ValueError):
@@ -45,7 +48,8 @@ class SpellingError(ValueError):
 def parse(text: str, table: Table = TABLE) -> Any:
     """What `text` spells: a reducer such as 'ErrorFeedback(TopK(0.01))', or 'LocalSteps(Dense(), every=10)'."""
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with _ONE_AT_A_TIME:
+            tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SpellingError(f"{_excerpt(text)} is not spelled like ErrorFeedback(TopK(0.01))") from error
     return _spelled(tree, table)
