@@ -86,9 +86,9 @@ def numbers(text: str, option: str, example: str, most: float = float("inf")) ->
 
 def typed(words: list[str]) -> str:
     """The command, without what says where things lie on this machine."""
-    left, places = [], ("--out", "--data", "--page-in")
+    left, places, flags = [], ("--out", "--data", "--page-in"), ("--page", "--json", "--resume")
     for before, word in zip(["", *words], words):
-        if word in (*places, "--page", "--json") or before in places or word.startswith(tuple(f"{p}=" for p in places)):
+        if word in (*places, *flags) or before in places or word.startswith(tuple(f"{place}=" for place in places)):
             continue
         left.append(word)
     return shlex.join(["thinwire", *left])
