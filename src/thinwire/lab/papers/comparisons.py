@@ -5,6 +5,7 @@
 of demo.json and of demo-ANYTHING.json beside it.
 """
 
+import itertools
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,9 @@ import torch
 import thinwire
 from thinwire.lab import LabError
 from thinwire.lab.pages import svg
-from thinwire.lab.pages.pieces import Drawing
+from thinwire.lab.pages.pieces import Drawing, Series
 from thinwire.lab.pages.scales import Axis, in_bytes, percent
-from thinwire.lab.pages.styles import short, styles
+from thinwire.lab.pages.styles import short
 from thinwire.lab.papers.tables import quality, wrapped
 from thinwire.lab.records.files import write_text
 from thinwire.lab.records.summary import Records
@@ -120,14 +121,17 @@ def draw(files: Sequence[Comparison]) -> Drawing:
     """Quality against seconds, a line for each method."""
     first = files[0]
     several = len({file.optimizer for file in files}) > 1
-    curves = {
-        one["method"] + (f", {file.optimizer}" if several else ""): one["curve"]
+    runs = [
+        (one["method"], f", {file.optimizer}" if several else "", one["curve"])
         for file in files
         for one in file.methods
-    }
-    plain = next((name for name in curves if short(name).partition(",")[0] == "DDP"), None)
-    chosen = styles(list(curves), plain)
-    series = [chosen[name].series(name, *zip(*curve)) for name, curve in curves.items()]
+    ]
+    slots = itertools.count(1)
+    series = []
+    for method, under, curve in runs:
+        seconds, values = zip(*curve)
+        slot = 0 if method == "DDP" else next(slots)
+        series.append(Series(method + under, seconds, values, slot, short(method) + under))
     spell = percent if first.metric == "accuracy" else lambda v: f"{v:.4g}"
     goal = None if first.target is None else (first.target, f"target {spell(first.target)}")
     where = f"over {first.link}" if first.link else "on one machine"
