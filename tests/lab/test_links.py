@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiet import measured_again
 from thinwire.lab import LabError
 from thinwire.lab.run.links import packets, tun
 from thinwire.lab.run.links.forwarder import socket_in
@@ -119,6 +120,7 @@ def at_once() -> Iterator[None]:
 
 @needs_rights
 @pytest.mark.usefixtures("at_once")
+@measured_again
 def test_a_round_trip_takes_as_long_as_the_link_says() -> None:
     with linked("100mbit, 40ms; worker 2: 90ms", 3) as hosts:
         near = round_trips(hosts, 0, 1, 15)
@@ -128,6 +130,7 @@ def test_a_round_trip_takes_as_long_as_the_link_says() -> None:
 
 
 @needs_rights
+@measured_again
 def test_the_rate_is_kept_and_the_counters_agree() -> None:
     with linked("50mbit, 10ms") as hosts, Flow(hosts, 0, 1):
         time.sleep(0.7)  # the stream finds its rate
@@ -139,6 +142,7 @@ def test_the_rate_is_kept_and_the_counters_agree() -> None:
 
 
 @needs_rights
+@measured_again
 def test_ways_up_and_down_are_apart_and_senders_share_a_way_down() -> None:
     with linked("10mbit up 30mbit down, 4ms; worker 2: 20mbit up 12mbit down", 3) as hosts:
         with Flow(hosts, 2, 0):
@@ -194,6 +198,7 @@ def test_a_stream_comes_through_loss_whole_and_each_packet_of_a_piece_may_be_los
 
 @needs_rights
 @pytest.mark.usefixtures("at_once")
+@measured_again
 def test_a_link_changes_when_it_should() -> None:
     with linked("40mbit, 4ms, then 10mbit after 2s, then 44ms after 4s") as hosts:
         with Flow(hosts, 0, 1):
@@ -245,6 +250,7 @@ def test_a_full_queue_drops_as_a_router_does() -> None:
 
 
 @needs_rights
+@measured_again
 def test_it_says_up_to_where_it_can_be_trusted() -> None:
     with linked("100mbit, 2ms") as hosts:
         assert hosts.able and hosts.able["rate"] > 1e8 and hosts.able["packets"] > 1e4

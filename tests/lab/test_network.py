@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import forked
+from quiet import measured_again
 from thinwire.lab.run.links import namespaces, tun, veth
 from thinwire.lab.run.links.emulated import emulate, missing_rights
 from thinwire.lab.run.links.spelling import Link
@@ -71,6 +72,7 @@ def mine() -> list[str]:
 
 @needs_rights
 @pytest.mark.alone
+@measured_again
 def test_an_all_reduce_takes_the_time_the_rate_says() -> None:
     rate, size, workers = 20e6, 1_000_000, 3
     on_the_wire = 2 * (workers - 1) / workers * size
