@@ -39,7 +39,19 @@ class Recipe:
         return recipe_of(self.spelling)
 
 
-RECIPES: dict[str, Recipe] = {}  # name: recipe; names are words with dashes, which no spelling can be
+RECIPES: dict[str, Recipe] = {  # names are words with dashes, which no spelling can be
+    "gpt-100": Recipe(
+        "LocalSteps(ErrorFeedback(LowBit(2)), every=8)",
+        "muon",
+        "models like GPT, four workers, a link that carries a hundredth of the bytes",
+        "thinwire study frontier --rehearse --task stdlib --workers 4 --steps 2000 --evaluate-every 250 "
+        "--schedule linear --clip 1 --beta2 0.99 --optimizer muon --lr 0.016 --muon-lr 0.04 "
+        "--method 'LocalSteps(ErrorFeedback(LowBit(2)), every=8)'",
+        "validation loss 1.023 at 1/117 of the bytes; dense AdamW 1.132, dense Muon 0.972 (one seed)",
+        {"lr": 0.016, "muon_lr": 0.04, "beta2": 0.99, "clip": 1.0},
+        "Twice the rates of the dense Muon run beside it: the mean of several workers' steps is shorter than one.",
+    ),
+}
 
 
 def recipe(name: str) -> Recipe:
