@@ -244,7 +244,7 @@ def test_the_ledger_agrees_with_what_interfaces_count(run: Command, tmp_path: Pa
         plain = f"{name}({given})"
         methods.append(f"ErrorFeedback({plain})" if parse(plain).needs_memory else plain)
     chosen = [word for method in methods for word in ("--method", method)]
-    run("compare", *chosen, "--steps", "15", "--link", "200mbit", "--out", str(tmp_path))
+    run("compare", *chosen, "--steps", "40", "--link", "200mbit", "--out", str(tmp_path))
     told = json.loads((tmp_path / "summary.json").read_text())["methods"]
     assert len(told) == len(methods)
     for method in told:
