@@ -13,7 +13,6 @@ from thinwire.cli.train import starting
 from thinwire.lab import LabError
 
 Target = Annotated[str | None, typer.Option(help="metric to be timed to; near plain DDP's if not given")]
-
 PageIn = Annotated[Path | None, typer.Option(help="keep the results as this small file, for the documents")]
 
 

@@ -173,8 +173,7 @@ class Buckets:
 
         def raise_error() -> None:
             if now.step.error is not None:
-                if self.squares is not None:
-                    self.squares.clear()  # of gradients that are gone
+                self._forget_pass()  # its gradients are gone
                 raise now.step.error
 
         callback(lambda: callback(raise_error))  # DDP queues its own between the two
@@ -292,6 +291,10 @@ class Buckets:
         self._seen += 1
         if now.step.fine and not self.spreads:
             self.earlier.note_parameters()
+        self._forget_pass()
+
+    def _forget_pass(self) -> None:
+        """What was noted of a backward pass beside its gradients."""
         if self.reached is not None:
             self.reached.clear()
         if self.squares is not None:

@@ -7,23 +7,19 @@ of demo.json and of demo-ANYTHING.json beside it.
 
 import itertools
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import thinwire
 from thinwire.lab import LabError
 from thinwire.lab.pages import svg
 from thinwire.lab.pages.pieces import Drawing, Series
 from thinwire.lab.pages.scales import Axis, in_bytes, percent
 from thinwire.lab.pages.styles import short
 from thinwire.lab.papers.tables import quality, wrapped
-from thinwire.lab.records.files import write_text
 from thinwire.lab.records.summary import Records
+from thinwire.lab.studies import kept
 
 PREFIX = "compare-"
 
@@ -51,31 +47,27 @@ def keep(command: str, summary: Mapping[str, Any], folders: Sequence[Path]) -> C
     methods = []
     for told in summary["methods"]:
         judged = records[told["folder"]].evaluations()
-        curve = [[_short(line["seconds"]), _short(line["value"])] for line in judged if line["seconds"] > 0]
+        curve = [[kept.short(line["seconds"]), kept.short(line["value"])] for line in judged if line["seconds"] > 0]
         measured = told.get("measured_bytes_a_step") or told["wire_bytes_a_step"]
         methods.append(
             {
                 "method": told["method"],
-                "value": _short(told["validation"]),
-                "step_s": _short(told["step_s"]),
-                "bytes": _short(measured),
-                "seconds_to_target": _short(told["seconds_to_target"]) if told["holds_target"] else None,
+                "value": kept.short(told["validation"]),
+                "step_s": kept.short(told["step_s"]),
+                "bytes": kept.short(measured),
+                "seconds_to_target": kept.short(told["seconds_to_target"]) if told["holds_target"] else None,
                 "curve": curve,
             }
         )
-    versions = {"thinwire": thinwire.__version__, "torch": torch.__version__, "python": platform.python_version()}
     goal = summary["target"]
     return Comparison(
         command, run.task, run.model, run.workers, run.steps, run.optimizer, summary["link"], run.metric,
-        goal and goal["value"], summary["winner"], versions, methods,
+        goal and goal["value"], summary["winner"], kept.versions(), methods,
     )  # fmt: skip
 
 
 def write(told: Comparison, path: Path) -> None:
-    named = {f.name: getattr(told, f.name) for f in fields(Comparison)}
-    head = json.dumps({**named, "methods": []}, indent=1, ensure_ascii=False).removesuffix("[]\n}")
-    rows = ",\n  ".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in told.methods)
-    write_text(path, f"{head}[\n  {rows}\n ]\n}}\n")
+    kept.write_rows({f.name: getattr(told, f.name) for f in fields(Comparison)}, "methods", path)
 
 
 def read_all(folder: Path) -> dict[str, Comparison]:
@@ -91,8 +83,7 @@ def read_all(folder: Path) -> dict[str, Comparison]:
 
 
 def named(name: str, files: Mapping[str, Comparison]) -> list[Comparison]:
-    name = name.removeprefix(PREFIX)
-    return [file for other, file in files.items() if other == name or other.startswith(f"{name}-")]
+    return kept.named(name.removeprefix(PREFIX), files)
 
 
 # ── what pages show ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,7 +134,3 @@ def draw(files: Sequence[Comparison]) -> Drawing:
 
 def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.1f}"
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")

@@ -20,7 +20,7 @@ from thinwire.lab.papers import claims_page, comparisons, recipe_table, tables
 from thinwire.lab.papers.comparisons import Comparison
 from thinwire.lab.papers.pictures import Picture, picture
 from thinwire.lab.records.files import write_text
-from thinwire.lab.studies.kept import File, read_all
+from thinwire.lab.studies.kept import File, named, read_all
 
 END = "<!-- end of made -->\n"
 BLOCK = re.compile(rf"(<!-- made of ([\w.-]+): ([\w ]+) -->\n).*?{re.escape(END)}", re.DOTALL)
@@ -97,10 +97,6 @@ def _compared(name: str, parts: Sequence[str], compared: Mapping[str, Comparison
         else:
             said += [getattr(comparisons, part)(file) for file in here]
     return "\n" + "".join(f"{one}\n\n" for one in said)
-
-
-def named(name: str, files: Mapping[str, File]) -> list[File]:
-    return [file for other, file in files.items() if other == name or other.startswith(f"{name}-")]
 
 
 def would_measure(name: str) -> str:

@@ -86,15 +86,16 @@ def sent_between(before: Ledger, now: Ledger) -> dict[str, float]:
 
 
 def _baseline(model: nn.Module, method: DDP, world: int, ddp: dict[str, Any]) -> Wrapped:
-    if method.hook == "powersgd":  # with several buckets torch's hook hangs on gloo: its exchanges meet in any order
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
-        ddp = {**ddp, "bucket_cap_mb": size / 2**20 + 1}
-    net = DistributedDataParallel(model, **ddp)
     if method.hook == "powersgd":
+        # In one bucket: with several its exchanges meet in any order on gloo, and hang.
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        net = DistributedDataParallel(model, **ddp, bucket_cap_mb=size / 2**20 + 1)
         state = PowerSGDState(None, matrix_approximation_rank=method.rank, start_powerSGD_iter=DENSE_STEPS)
         net.register_comm_hook(state, powerSGD_hook)
-    elif method.hook != "plain":
-        net.register_comm_hook(None, _HOOKS[method.hook])
+    else:
+        net = DistributedDataParallel(model, **ddp)
+        if method.hook != "plain":
+            net.register_comm_hook(None, _HOOKS[method.hook])
     return Wrapped(net, _BaselineCost(model, method, world), dict, lambda _: None)
 
 

@@ -92,12 +92,17 @@ def keep(
         "metric": found[0].metric,
         "command": command,
         "rehearsed": rehearsed,
-        "versions": {"thinwire": thinwire.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
         "settings": {name: v for name, v in common.items() if name not in ("task", "model")},
         "says": list(said),
         "failed": {folder.name: _last_line(why) for folder, why in failed.items()},
         "cells": [_cell(study, result, rehearsed, result is found[-1]) for result in found],
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what a result was made with."""
+    return {"thinwire": thinwire.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _cell(study: str, result: Result, rehearsed: bool, last: bool) -> dict[str, Any]:
@@ -107,18 +112,18 @@ def _cell(study: str, result: Result, rehearsed: bool, last: bool) -> dict[str, 
         "factors": result.factors,
         "method": run.method,
         "workers": run.workers,
-        "validation": _short(result.validation),
-        "values": [_short(value) for value in result.values],
-        "test": _short(result.test),
-        "tests": [_short(one.tested.get(f"test_{result.metric}")) for one in records],
-        "wire": _short(result.wire),
+        "validation": short(result.validation),
+        "values": [short(value) for value in result.values],
+        "test": short(result.test),
+        "tests": [short(one.tested.get(f"test_{result.metric}")) for one in records],
+        "wire": short(result.wire),
         "lr": result.lr,
         "rate": result.rate,
-        "others": {rate: _short(value) for rate, value in result.unchosen.items()},
+        "others": {rate: short(value) for rate, value in result.unchosen.items()},
         "means": _means(records, result.factors, rehearsed),
         "curves": _curves(study, records[0], last),
     }
-    return told if rehearsed else told | {"step_s": _short(result.step_s)}
+    return told if rehearsed else told | {"step_s": short(result.step_s)}
 
 
 def _means(records: Sequence[Records], factors: Mapping[str, Any], rehearsed: bool) -> dict[str, float]:
@@ -128,15 +133,15 @@ def _means(records: Sequence[Records], factors: Mapping[str, Any], rehearsed: bo
     for key in MEANS:
         values = [line[key] for steps in late for line in steps if line.get(key) is not None]
         if values:
-            means[key] = _short(statistics.fmean(values))
+            means[key] = short(statistics.fmean(values))
     asked = factors.get("density")
     of = "union" if "union" in means else "density"
     if isinstance(asked, float) and of in means:  # step by step: errors of both signs do not make up for each other
         off = [abs(line[of] / asked - 1) for steps in late for line in steps if line.get(of) is not None]
-        means["density_error"] = _short(statistics.fmean(off))
+        means["density_error"] = short(statistics.fmean(off))
     if not rehearsed and any("select_s" in line for line in late[0]):
         parts = [sum(line.get(key) or 0.0 for key in LOCAL) for steps in late for line in steps]
-        means["local_s"] = _short(statistics.median(parts))
+        means["local_s"] = short(statistics.median(parts))
     return means
 
 
@@ -148,7 +153,7 @@ def _curves(study: str, records: Records, last: bool) -> dict[str, list[Any]]:
         return {}  # its pictures are of ends alone, and it has a hundred settings
     curves: dict[str, list[Any]] = {
         "judged": [line["step"] for line in thin],
-        "validation": [_short(line["value"]) for line in thin],
+        "validation": [short(line["value"]) for line in thin],
     }
     steps = records.steps
     keys = [key for key in CURVES.get(study, ()) if any(line.get(key) is not None for line in steps)]
@@ -174,10 +179,10 @@ def _layer_keys(steps: Sequence[Line]) -> list[str]:
 
 def _mean(values: Any) -> float | None:
     known = [value for value in values if value is not None]
-    return _short(statistics.fmean(known)) if known else None
+    return short(statistics.fmean(known)) if known else None
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     short = float(f"{value:.{DIGITS}g}")
@@ -192,10 +197,15 @@ def write(told: dict[str, Any], place: Path) -> Path:
     """NAME-TASK.json in a folder, or the file that was named."""
     task = told["task"].replace(":", ".")
     path = place if place.suffix == ".json" else place / f"{told['study']}-{task}.json"
-    lines = json.dumps({**told, "cells": []}, indent=1, ensure_ascii=False).removesuffix("[]\n}")
-    cells = ",\n  ".join(json.dumps(cell, ensure_ascii=False, separators=(",", ":")) for cell in told["cells"])
-    write_text(path, f"{lines}[\n  {cells}\n ]\n}}\n")  # a line for each setting, so that a change can be read
+    write_rows(told, "cells", path)
     return path
+
+
+def write_rows(told: Mapping[str, Any], last: str, path: Path) -> None:
+    """As JSON whose last field is a list with a line for each row, so that a change can be read."""
+    head = json.dumps({**told, last: []}, indent=1, ensure_ascii=False).removesuffix("[]\n}")
+    rows = ",\n  ".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in told[last])
+    write_text(path, f"{head}[\n  {rows}\n ]\n}}\n")
 
 
 def read(path: Path) -> File:
@@ -216,6 +226,11 @@ def _read_cell(cell: dict[str, Any], metric: str) -> Kept:
         cell["rate"], cell["values"], cell["others"],
     )  # fmt: skip
     return Kept(result, cell["method"], cell["workers"], cell["tests"], cell["means"], cell["curves"])
+
+
+def named(name: str, files: Mapping[str, Any]) -> list[Any]:
+    """NAME and NAME-ANYTHING: what was made in several commands is shown together."""
+    return [file for other, file in files.items() if other == name or other.startswith(f"{name}-")]
 
 
 def read_all(folder: Path) -> dict[str, File]:
