@@ -1,7 +1,9 @@
 """Local steps in bad company: steps that are not finite, edits, odd models; and what is told and refused."""
 
 import os
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +316,25 @@ def test_the_example_runs():
     assert code == 0, said
     assert "2 workers" in said
     assert float(said.split("accuracy ")[1].split("%")[0]) > 60
+
+
+def test_one_thread_begins_local_steps_while_an_optimizer_of_another_takes_a_step():
+    """The look at an optimizer's first step goes through the handles of all threads."""
+
+    def begin(comm: Comm) -> None:
+        for _ in range(150):
+            model = net()
+            kept.append(thinwire.local(model, SGD(model.parameters(), 0.1), Dense(), 2, comm=comm))
+
+    kept: list[thinwire.LocalHandle] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            beginning = other.submit(in_threads, 1, begin)
+            alone = SGD(net().parameters(), 0.1)
+            while not beginning.done():
+                alone.step()
+            beginning.result()
+    finally:
+        sys.setswitchinterval(interval)

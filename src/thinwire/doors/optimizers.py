@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -12,6 +13,7 @@ from thinwire.core.reducer import MethodWarning
 from thinwire.step import checkpoints
 
 _NEW: "WeakSet[Any]" = WeakSet()  # handles whose model no optimizer has changed yet
+_NEW_LOCK = Lock()  # one thread may attach a handle while an optimizer of another takes a step
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], saved: Sequence[Any], kinds: Sequence[str] | None) -> None:
@@ -49,15 +51,19 @@ def optimizer_inside(optimizer: Any) -> Optimizer:
 
 def warn_if_left_behind(handle: Any) -> None:
     """At the first step of the optimizer that trains a handle's model: has it taken others, which the handle missed?"""
-    _NEW.add(handle)
+    with _NEW_LOCK:
+        _NEW.add(handle)
 
 
 def _look(optimizer: Optimizer, *_: Any) -> None:
-    for handle in _NEW.copy():
+    with _NEW_LOCK:
+        new = list(_NEW)
+    for handle in new:
         ours = {id(parameter) for parameter in handle.capture.parameters.values()}
         mine = [p for group in optimizer.param_groups for p in group["params"] if id(p) in ours]
         if mine:
-            _NEW.discard(handle)
+            with _NEW_LOCK:
+                _NEW.discard(handle)
             if any(_has_stepped(optimizer.state.get(p)) for p in mine):
                 left_behind(handle, "The optimizer has taken steps already, thinwire none", stacklevel=5)
 
