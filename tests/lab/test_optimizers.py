@@ -9,6 +9,7 @@ from torch import nn
 
 from thinwire.lab import LabError
 from thinwire.lab.records.record import Run, read_steps
+from thinwire.lab.run.muon import Muon
 from thinwire.lab.run.optimizers import MuonAndAdamW, clip, inner_matrices, make_optimizer, set_rate
 from thinwire.lab.run.rehearsal import rehearse
 from thinwire.lab.tasks import load_task
@@ -54,6 +55,23 @@ def test_both_optimizers_step_at_their_own_rates():
     change = model.state_dict()["3.weight"] - before["3.weight"]
     spectrum = torch.linalg.svdvals(change)
     assert spectrum[0] < 3 * spectrum[8], "muon's update is about orthogonal"
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason=f"torch {torch.__version__} has no Muon to compare with")
+def test_muon_is_torchs_but_for_rounding():
+    torch.manual_seed(0)
+    shapes = ((24, 8), (8, 24), (8, 24), (16, 16))
+    model = nn.ParameterList([torch.randn(shape) for shape in shapes])
+    twin, start = copy.deepcopy(model), copy.deepcopy(model)
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    for net, optimizer in ((model, Muon(model, **options)), (twin, torch.optim.Muon(twin, **options))):
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(10):
+            for p in net:
+                p.grad = torch.randn(p.shape, generator=draw)
+            optimizer.step()
+    for ours, torchs, before in zip(model, twin, start, strict=True):
+        assert (ours - torchs).norm() < 0.02 * (ours - before).norm(), "bfloat16 has eight bits"
 
 
 def test_muon_resumes_to_the_same_bits():

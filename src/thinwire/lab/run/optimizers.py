@@ -10,6 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from thinwire.lab import LabError
 from thinwire.lab.records.run import Run
+from thinwire.lab.run.muon import Muon
 
 
 def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
@@ -33,16 +34,13 @@ class MuonAndAdamW(Optimizer):
     """
 
     def __init__(self, model: nn.Module, run: Run) -> None:
-        muon = getattr(torch.optim, "Muon", None)
-        if muon is None:
-            raise LabError(f"torch {torch.__version__} has no Muon: take --optimizer adamw, or torch 2.9 and later")
         inside = inner_matrices(model)
         if not inside:
             raise LabError("muon is for matrices inside a model, and this one has none: take --optimizer adamw")
         mine = {id(p) for p in inside}
         rest = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
         super().__init__(inside + rest, {})
-        self.muon = muon(inside, run.muon_lr, weight_decay=run.weight_decay)
+        self.muon = Muon(inside, run.muon_lr, weight_decay=run.weight_decay)
         self.adamw = AdamW(rest, run.lr, (0.9, run.beta2), weight_decay=run.weight_decay)
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
         self._share()
