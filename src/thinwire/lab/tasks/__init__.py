@@ -28,7 +28,7 @@ _GREY = ("cnn", "mlp")
 TASKS = {
     "digits": Entry("digits:make_task", ("mlp", "cnn"), "1 797 handwritten digits, 8 x 8; nothing to fetch"),
     "stdlib": Entry(
-        "stdlib:make_task", ("0.8M", "10M", "25M"), "a byte-level GPT on Python's own library; nothing to fetch"
+        "stdlib:make_task", ("0.8M", "0.1M", "10M", "25M"), "a byte-level GPT on Python's own library; nothing to fetch"
     ),
     "cifar10": Entry(
         "images:cifar10", ("resnet8", "resnet20", "vgg", "resnet8-half"), "60 000 colour pictures, 32 x 32", "133 MB"

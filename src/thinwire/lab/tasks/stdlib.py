@@ -15,6 +15,7 @@ from thinwire.lab.tasks.models import GPT
 
 CONTEXT = 128
 SIZES = {  # name: width, layers, heads, batch, learning rate
+    "0.1M": (64, 2, 2, 8, 8e-3),  # for studies of many runs
     "0.8M": (128, 4, 4, 8, 2e-3),
     "10M": (384, 6, 6, 4, 1e-3),
     "25M": (512, 8, 8, 4, 6e-4),
