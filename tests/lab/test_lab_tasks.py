@@ -105,7 +105,12 @@ def test_a_task_without_downloads_learns(name: str, model: str, nowhere: Path) -
 
 
 def test_the_library_task_has_the_sizes_it_names(nowhere: Path) -> None:
-    for name, low, high in (("0.1M", 0.1e6, 0.16e6), ("0.8M", 0.75e6, 0.9e6), ("10M", 9.5e6, 11e6), ("25M", 24e6, 26e6)):
+    for name, low, high in (
+        ("0.1M", 0.1e6, 0.16e6),
+        ("0.8M", 0.75e6, 0.9e6),
+        ("10M", 9.5e6, 11e6),
+        ("25M", 24e6, 26e6),
+    ):
         with torch.device("meta"):
             net = load_task("stdlib", name, nowhere).model()
         assert low < sum(p.numel() for p in net.parameters()) < high
