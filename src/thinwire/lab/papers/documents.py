@@ -79,8 +79,10 @@ def block(
             said.append(f"![{drawn.drawing.title}]({images}/{name}.svg)")
         elif part == "says" and drawn is not None:
             said += ["\n".join(f"- {one}" for one in drawn.says)] if drawn.says else []
-        elif part in ("command", "settings", "table"):
-            said += [getattr(tables, part)(file) for file in here]
+        elif part == "command":
+            said += [tables.command(file) for file in here]
+        elif part in ("settings", "table"):
+            said.append(getattr(tables, part)(here))
     return "\n" + "".join(f"{one}\n\n" for one in said)
 
 

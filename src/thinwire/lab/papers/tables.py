@@ -23,22 +23,25 @@ def wrapped(text: str, width: int = 118) -> str:
     return " \\\n".join(lines)
 
 
-def settings(file: File) -> str:
+def settings(files: Sequence[File]) -> str:
     """What all rows have in common."""
-    told = file.settings
-    model = f" ({file.model})" if file.model else ""
-    parts = [f"`{file.task}`{model}"]
+    first = files[0]
+    told = {key: v for key, v in first.settings.items() if all(file.settings.get(key) == v for file in files)}
+    model = f" ({first.model})" if first.model else ""
+    parts = [f"`{first.task}`{model}"]
     parts += [f"{told['workers']} workers"] if "workers" in told else []
     parts += [f"{told['steps']} steps"] if "steps" in told else []
     parts += [f"{told['batch']} samples a worker and step"] if "batch" in told else []
     parts += [str(told["optimizer"])] if "optimizer" in told else []
-    seeds = max(len(cell.result.values) for cell in file.cells)
-    parts.append("one seed" if seeds == 1 else f"{seeds} seeds")
-    how = "Workers were threads (a rehearsal), so there are no times." if file.rehearsed else "Workers were processes."
-    versions = ", ".join(f"{name} {version}" for name, version in file.versions.items())
-    if not chosen_rates(file):
+    seeds = sorted({len(cell.result.values) for file in files for cell in file.cells})
+    few, most = ("one" if count == 1 else str(count) for count in (seeds[0], seeds[-1]))
+    parts.append(f"{few if few == most else f'{few} to {most}'} seed{'s' if seeds[-1] > 1 else ''}")
+    rehearsed = all(file.rehearsed for file in files)
+    how = "Workers were threads (a rehearsal), so there are no times." if rehearsed else "Workers were processes."
+    made = {", ".join(f"{name} {version}" for name, version in file.versions.items()) for file in files}
+    if not any(map(chosen_rates, files)):
         how += " One learning rate was tried, so a difference may be the rate's."
-    return f"{', '.join(parts)}. {how} Made with {versions}."
+    return f"{', '.join(parts)}. {how} Made with {'; '.join(sorted(made))}."
 
 
 def chosen_rates(file: File) -> bool:
@@ -46,16 +49,21 @@ def chosen_rates(file: File) -> bool:
     return any(cell.result.unchosen for cell in file.cells)
 
 
-def table(file: File) -> str:
-    names = factors(file.cells)
-    head = [*names, f"validation {file.metric}", "of each seed", "test", "learning rate", "at others", "bytes a step"]
-    head += ["of dense's"]
+def table(files: Sequence[File]) -> str:
+    cells = [cell for file in files for cell in file.cells]
+    spelled = len(files) > 1  # what sets commands apart is in no factor: the whole spelling tells it
+    names = [name for name in factors(cells) if not spelled or name == "optimizer"]
+    metric = files[0].metric
+    head = [*(["method"] if spelled else []), *names, f"validation {metric}", "of each seed", "test", "learning rate"]
+    head += ["at others", "bytes a step", "of dense's"]
     lines = [_row(head), _row(["---"] * len(head))]
-    lines += [_row([*(_factor(cell[name]) for name in names), *_told(cell, file)]) for cell in file.cells]
+    for cell in cells:
+        told = [*([f"`{cell.method}`"] if spelled else []), *(_factor(cell[name]) for name in names)]
+        lines.append(_row([*told, *_told(cell, cells)]))
     text = "\n".join(lines)
-    if len(file.cells) <= LONG:
+    if len(cells) <= LONG:
         return text
-    return f'<details markdown="1"><summary>All {len(file.cells)} settings</summary>\n\n{text}\n\n</details>'
+    return f'<details markdown="1"><summary>All {len(cells)} settings</summary>\n\n{text}\n\n</details>'
 
 
 def factors(cells: Sequence[Kept]) -> list[str]:
@@ -69,14 +77,13 @@ def _factor(level: object) -> str:
     return f"`{text}`" if "(" in text else text
 
 
-def _told(cell: Kept, file: File) -> list[str]:
+def _told(cell: Kept, cells: Sequence[Kept]) -> list[str]:
     r = cell.result
-    others = ", ".join(f"{rate}: {quality(value, file.metric)}" for rate, value in r.unchosen.items())
-    seeds = ", ".join(quality(value, file.metric) for value in r.values)
-    full = dense_for(cell, file.cells)
+    others = ", ".join(f"{rate}: {quality(value, r.metric)}" for rate, value in r.unchosen.items())
+    seeds = ", ".join(quality(value, r.metric) for value in r.values)
+    full = dense_for(cell, cells)
     share = "" if full is None or not r.wire else one_over(full.result.wire / r.wire)
-    return [quality(r.validation, file.metric), seeds, quality(r.test, file.metric), r.rate, others,
-            in_bytes(r.wire), share]  # fmt: skip
+    return [quality(r.validation, r.metric), seeds, quality(r.test, r.metric), r.rate, others, in_bytes(r.wire), share]
 
 
 def quality(value: float | None, metric: str) -> str:
