@@ -39,6 +39,21 @@ class Recipe:
         return recipe_of(self.spelling)
 
 
+_DIGITS = (
+    "thinwire study frontier --rehearse --task digits --workers 4 --steps 600 --evaluate-every 100 --schedule linear "
+    "--optimizer sgd --rates 1,2 --seeds 3 --method 'Dense()' --method 'LocalSteps(ErrorFeedback(LowBit(2)), every=3)' "
+    "--method 'LocalSteps(ErrorFeedback(LowBit(2)), every=10)' "
+    "--method 'LocalSteps(ErrorFeedback(LowBit(2)), every=30)' "
+    "--method 'LocalSteps(ErrorFeedback(LowBit(1)), every=66)'"
+)
+
+
+def _of_digits(spelling: str, told: str, lr: float = 0.05) -> Recipe:
+    use = "small MLPs under SGD with momentum; on larger data look at the loss first"
+    told = f"digits, validation accuracy {told}; dense 97.2 % (mean of three seeds)"
+    return Recipe(spelling, "sgd", use, _DIGITS, told, {"lr": lr, "momentum": 0.9})
+
+
 RECIPES: dict[str, Recipe] = {  # names are words with dashes, which no spelling can be
     "gpt-100": Recipe(
         "LocalSteps(ErrorFeedback(LowBit(2)), every=8)",
@@ -51,6 +66,10 @@ RECIPES: dict[str, Recipe] = {  # names are words with dashes, which no spelling
         {"lr": 0.016, "muon_lr": 0.04, "beta2": 0.99, "clip": 1.0},
         "Twice the rates of the dense Muon run beside it: the mean of several workers' steps is shorter than one.",
     ),
+    "mlp-30": _of_digits("LocalSteps(ErrorFeedback(LowBit(2)), every=3)", "97.2 % at 1/32 of the bytes"),
+    "mlp-100": _of_digits("LocalSteps(ErrorFeedback(LowBit(2)), every=10)", "97.2 % at 1/107"),
+    "mlp-300": _of_digits("LocalSteps(ErrorFeedback(LowBit(2)), every=30)", "97.2 % at 1/321"),
+    "mlp-900": _of_digits("LocalSteps(ErrorFeedback(LowBit(1)), every=66)", "97.2 % at 1/967", lr=0.1),
 }
 
 

@@ -29,15 +29,16 @@ def lead(handle: thinwire.LocalHandle) -> Tensor:
     return torch.cat(by).double() * unsent(handle)
 
 
+@pytest.mark.parametrize("ahead", [True, "all"])
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_plain_twin(every):
+def test_a_plain_twin(every, ahead):
     """Top-k, error feedback and a share for each tensor, written out."""
     world, steps, density = 3, 12, 0.1
 
     def ours(comm: Comm) -> list[Tensor]:
         model = net()
         optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
-        handle = thinwire.local(model, optimizer, ErrorFeedback(TopK(density)), every, ahead=True, comm=comm)
+        handle = thinwire.local(model, optimizer, ErrorFeedback(TopK(density)), every, ahead=ahead, comm=comm)
         seen = []
         for batch in batches(steps, comm.rank):
             step(model, optimizer, batch)
@@ -52,7 +53,7 @@ def test_a_plain_twin(every):
     sizes = torch.tensor([p.numel() for p in workers[0].parameters()])
     residuals, shares = [torch.zeros_like(anchor) for _ in workers], [[0.0] * len(sizes) for _ in workers]
 
-    def ahead(rank: int) -> Tensor:
+    def departure(rank: int) -> Tensor:
         return anchor + torch.tensor(shares[rank]).repeat_interleave(sizes) * residuals[rank]
 
     twin = []
@@ -62,7 +63,7 @@ def test_a_plain_twin(every):
         if number % every == 0:
             sent = []
             for rank, model in enumerate(workers):
-                residuals[rank] += flat(model) - ahead(rank)
+                residuals[rank] += flat(model) - departure(rank)
                 largest = residuals[rank].abs().topk(count).indices
                 sent.append(torch.zeros_like(anchor).index_copy_(0, largest, residuals[rank][largest]))
                 residuals[rank] -= sent[rank]
@@ -70,10 +71,12 @@ def test_a_plain_twin(every):
             anchor = anchor + mean
             for rank, model in enumerate(workers):
                 for tensor, (c, m) in enumerate(zip(sent[rank].split(sizes.tolist()), mean.split(sizes.tolist()))):
-                    if c.any():
+                    if ahead == "all":
+                        shares[rank][tensor] = 1.0
+                    elif c.any():
                         slope, share = min(max(float(c @ m / (c @ c)), 0), 1), shares[rank][tensor]
                         shares[rank][tensor] = 0.9 * share + 0.1 * slope if share else slope
-                nn.utils.vector_to_parameters(ahead(rank), model.parameters())
+                nn.utils.vector_to_parameters(departure(rank), model.parameters())
         twin.append([flat(model) for model in workers])
     for rank, seen in enumerate(in_threads(world, ours)):
         for number in range(steps):
@@ -88,11 +91,13 @@ def check_laws(ranks: list[dict[str, Any]]) -> None:
     assert not torch.equal(ranks[0]["weights"][-1], ranks[1]["weights"][-1])  # or they were not ahead
 
 
-@pytest.mark.parametrize("options", [{}, {"fragments": 4, "every": 4}, {"delay": 1, "every": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"fragments": 4, "every": 4}, {"delay": 1, "every": 2}, {"ahead": "all"}], ids=str
+)
 @pytest.mark.parametrize("spelling", [FEEDBACK, "ErrorFeedback(PowerSGD(1))", "ErrorFeedback(ExDyna(0.2))"])
 def test_laws(spelling, options):
-    given = {"every": 1, "fragments": 1, "steps": 9, **options}
-    check_laws(in_threads(3, lambda comm: cases.laws(comm, spelling, ahead=True, **given)))
+    given = {"every": 1, "fragments": 1, "steps": 9, "ahead": True, **options}
+    check_laws(in_threads(3, lambda comm: cases.laws(comm, spelling, **given)))
 
 
 @pytest.mark.timeout(120)
@@ -104,12 +109,13 @@ def test_laws_between_processes():
         check_laws(list(ranks))
 
 
-def test_no_change_is_lost():
+@pytest.mark.parametrize("ahead", [True, "all"])
+def test_no_change_is_lost(ahead):
     def work(comm: Comm) -> tuple[Tensor, Tensor]:
         model = net()
         optimizer = adamw(model)
         changed = cases.watch_steps(model, optimizer)
-        handle = thinwire.local(model, optimizer, thinwire.parse(FEEDBACK), 2, ahead=True, comm=comm)
+        handle = thinwire.local(model, optimizer, thinwire.parse(FEEDBACK), 2, ahead=ahead, comm=comm)
         start = anchors(handle).double()
         for batch in batches(7, comm.rank):
             step(model, optimizer, batch)
@@ -220,5 +226,9 @@ def test_what_makes_no_sense_is_refused():
             thinwire.local(model, optimizer, TopK(0.1), 1, ahead=True, comm=comm)
         with pytest.raises(ValueError, match="all the way"):
             thinwire.local(model, optimizer, ErrorFeedback(Dense()), 1, ahead=True, outer=Outer(0.7), comm=comm)
+        with pytest.raises(ValueError, match="keep_length"):
+            thinwire.local(model, optimizer, FEEDBACK, 1, ahead="all", outer=Outer(keep_length=1), comm=comm)
+        with pytest.raises(ValueError, match="'all', not 'some'"):
+            thinwire.local(model, optimizer, FEEDBACK, 1, ahead="some", comm=comm)  # type: ignore[arg-type]
 
     in_threads(2, work)

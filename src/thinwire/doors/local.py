@@ -32,7 +32,7 @@ from thinwire.spelling import recipe_of
 from thinwire.step import agreement, checkpoints
 from thinwire.step.costs import Costs
 from thinwire.step.lanes import Beside, Inline, Lane
-from thinwire.wrappers.anchored import Anchored, Outer
+from thinwire.wrappers.anchored import Ahead, Anchored, Outer
 from thinwire.wrappers.local_steps import Every, LocalSteps, check_takes_changes, interval
 
 PLAIN = Outer()
@@ -48,7 +48,7 @@ def local(
     every: Every | None = None,
     *,
     outer: Outer = PLAIN,
-    ahead: bool = False,
+    ahead: Ahead = False,
     fragments: int = 1,
     delay: int = 0,
     average_buffers: Buffers = "finish",
@@ -63,15 +63,15 @@ def local(
     `every`; or both, and more of what follows, in a `LocalSteps`, or in its spelling.
 
     every: optimizer steps between exchanges; or a schedule, ((0, 1), (500, 10)): after each of the first 500 steps,
-    then after every 10; or a function from the steps taken so far to the steps until the next exchange. outer: how the
-    common parameters follow the mean change. ahead: let each worker go on from the common parameters plus the share
-    of its own unsent change that it expects all to have, with methods in ErrorFeedback. fragments: cut the model in as
-    many parts, one exchanged every `every` / `fragments` steps. delay: let that many steps pass beside an exchange
-    before its result is applied. average_buffers: floating-point buffers that steps change (BatchNorm's statistics)
-    are each worker's own until `finish` averages them; True averages them at each exchange, False never.
-    optimizer_state: as each worker has it, or averaged, densely, at each exchange. check_edits: refuse parameters that
-    somebody else changed between two steps. process_group: who exchanges; by default everybody. comm: the same, for
-    workers that are not processes.
+    then after every 10; or a function from the steps taken so far to the steps until the next exchange. outer: how
+    the common parameters follow the mean change. ahead: let each worker go on from the common parameters plus the
+    share of its own unsent change that it expects all to have, or plus "all" of it, with methods in ErrorFeedback.
+    fragments: cut the model in as many parts, one exchanged every `every` / `fragments` steps. delay: let that many
+    steps pass beside an exchange before its result is applied. average_buffers: floating-point buffers that steps
+    change (BatchNorm's statistics) are each worker's own until `finish` averages them; True averages them at each
+    exchange, False never. optimizer_state: as each worker has it, or averaged, densely, at each exchange.
+    check_edits: refuse parameters that somebody else changed between two steps. process_group: who exchanges; by
+    default everybody. comm: the same, for workers that are not processes.
 
     Call `handle.finish()` after the last step.
     """

@@ -6,7 +6,9 @@ an outer optimizer moves the anchor by the mean change, and everybody goes on fr
 A method that sends little leaves the anchor behind: what all workers have found out and nobody has sent is missing in
 it, and gradients are those of a model many steps old. No worker knows what the others hold back, but their findings
 are alike. So a worker may go on *ahead* of the anchor, by the share of its own unsent change that it expects the mean
-of all to be. What was sent tells which share that is: there a worker sees its own part and the mean of all.
+of all to be. What was sent tells which share that is: there a worker sees its own part and the mean of all. Or by all
+of it: then nothing that a worker has learnt is missing in its own model, as with plain local steps. Where everything
+waits for the same few steps (a window that goes round) that is better; where some wait for long, it drifts.
 
 The mean of noisy steps is short. An optimizer that sets the length of its own step (Adam by its second moment, Muon by
 making it orthogonal) takes a full one on every worker, most of it noise, and the mean of n is shorter by up to sqrt(n)
@@ -20,7 +22,7 @@ CocktailSGD and DisTrO keep their whole residual in their own parameters. That t
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ from thinwire.core.reducer import Layout, Reducer
 from thinwire.core.spelled import Spelled
 from thinwire.wrappers.feedback import ErrorFeedback
 
+Ahead = bool | Literal["all"]
 FOLLOWS = 0.1  # how fast a share follows what is seen in one exchange
 
 
@@ -115,7 +118,8 @@ class LengthenedState(AnchorState):
 class Anchored(Reducer[Tensor, AnchorState]):
     """Parameters in, parameters out: the change since departure through `inner`, the anchor moved by `outer`.
 
-    With `ahead`, which needs an ErrorFeedback right inside, a worker goes on from where it expects all to be.
+    With `ahead`, which needs an ErrorFeedback right inside, a worker goes on from where it expects all to be; with
+    "all" from where its own unsent change has taken it.
 
     Conservation is a law of changes, not of parameters. With a plain outer step the mean of all that the workers have
     changed is what the anchor has moved, plus the mean of what is unsent. With `keep_length` that holds of what was
@@ -124,9 +128,13 @@ class Anchored(Reducer[Tensor, AnchorState]):
 
     inner: Reducer[Tensor, Any]
     outer: Outer = Outer()
-    ahead: bool = False
+    ahead: Ahead = False
 
     def __post_init__(self) -> None:
+        if self.ahead not in (False, True, "all"):
+            raise ValueError(f"ahead must be False, True (by the measured share) or 'all', not {self.ahead!r}")
+        if self.ahead == "all" and self.outer.keep_length:
+            raise ValueError("keep_length takes its measure from the share: ahead=True, or leave one of the two out")
         if self.ahead and not isinstance(self.inner, ErrorFeedback):
             raise TypeError(f"ahead needs to know what was not sent: ErrorFeedback({self.inner!r}), not {self.inner!r}")
         if self.ahead and replace(self.outer, keep_length=0.0) != Outer():
@@ -139,7 +147,8 @@ class Anchored(Reducer[Tensor, AnchorState]):
 
     def reduce(self, x: Tensor, state: AnchorState, comm: Comm, out: Tensor, /) -> None:
         x.sub_(state.departure.to(state.dtype))
-        sent = x.clone() if self.ahead or self.outer.keep_length else None
+        measured = self.ahead not in (False, "all") or self.outer.keep_length
+        sent = x.clone() if measured else None
         if sent is not None:
             for unsent in _waiting(state.inner):
                 sent += unsent
@@ -148,6 +157,8 @@ class Anchored(Reducer[Tensor, AnchorState]):
             for unsent in _waiting(state.inner):
                 sent -= unsent
             self._compare(sent, out, state, comm)
+        elif self.ahead == "all":
+            state.share = [1.0] * len(state.sizes)
         for part, gain in zip(out.split(state.sizes), state.gains):
             part.mul_(gain)
         self.outer.move(state.anchor, out, state.velocity)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.core.reducer import Reducer
 from thinwire.core.spelled import Spelled
-from thinwire.wrappers.anchored import Anchored, Outer
+from thinwire.wrappers.anchored import Ahead, Anchored, Outer
 
 Every = int | Sequence[tuple[int, int]] | Callable[[int], int]
 
@@ -19,8 +19,9 @@ class LocalSteps(Spelled):
 
     every: optimizer steps between exchanges, or a schedule, ((0, 1), (500, 10)): after each of the first 500 steps,
     then after every 10. outer: how the common parameters follow the mean change. ahead: let each worker go on from the
-    common parameters plus the share of its own unsent change that it expects all to have. fragments: cut the model in
-    as many parts, exchanged one after another. delay: steps that pass beside an exchange before its result is applied.
+    common parameters plus the share of its own unsent change that it expects all to have, or plus "all" of it.
+    fragments: cut the model in as many parts, exchanged one after another. delay: steps that pass beside an exchange
+    before its result is applied.
 
     `thinwire.local(model, optimizer, LocalSteps(...))` does it.
     """
@@ -28,7 +29,7 @@ class LocalSteps(Spelled):
     inner: Reducer[Any, Any]
     every: int | tuple[tuple[int, int], ...]
     outer: Outer = Outer()
-    ahead: bool = False
+    ahead: Ahead = False
     fragments: int = 1
     delay: int = 0
 

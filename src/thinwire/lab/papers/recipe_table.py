@@ -13,5 +13,8 @@ def table() -> str:
         constant = name.upper().replace("-", "_")
         row = [f"`{name}`, `{constant}`", f"`{one.spelling}`", optimizer, one.use, one.told]
         lines.append(f"| {' | '.join(row)} |")
-    commands = "\n".join(f"{one.measured}  # {name}" for name, one in RECIPES.items())
+    by_command: dict[str, list[str]] = {}
+    for name, one in RECIPES.items():
+        by_command.setdefault(one.measured, []).append(name)
+    commands = "\n".join(f"{command}  # {', '.join(names)}" for command, names in by_command.items())
     return "\n" + "\n".join(lines) + f"\n\nMeasured by:\n\n```bash\n{commands}\n```\n\n"

@@ -229,7 +229,7 @@ def _factors(method: Method, optimizer: str) -> dict:
     every = method.every if isinstance(method.every, int) else repr(method.every)
     factors = {"method": repr(method.inner), "every": every, "optimizer": optimizer}
     if method.ahead:
-        factors["ahead"] = "ahead"
+        factors["ahead"] = "all" if method.ahead == "all" else "ahead"
     if method.outer != Outer():
         factors["outer"] = f"{method.outer.lr:g} {method.outer.momentum:g}"
     return factors | {name: n for name in ("fragments", "delay") if (n := getattr(method, name)) != _plain(name)}
