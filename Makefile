@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 FRAMES := .venv-frameworks
 CORES  ?= 2
+WORKERS = $$(($(CORES) + 1))
 OTHER  := .venv-torch-$(TORCH)
 # What a version of torch can break: the laws, the doors, checkpoints, captures, compile, and what the pages tell.
 PART   ?= tests/methods/test_laws.py tests/doors tests/comm tests/step tests/capture tests/wrappers tests/integrations tests/house
@@ -25,9 +26,10 @@ demo: $(VENV)/.ready  ## train the digits with several methods over emulated lin
 test: lint  ## what must pass before a change lands: format, lint, types, tests (CORES=2 at once)
 	@# types are checked beside the tests, in what these leave free; either failing is a failure
 	$(BIN)/mypy & types=$$!; \
-	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup -m "not alone"; tests=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not alone"; tests=$$?; \
 	wait $$types && exit $$tests
-	$(BIN)/python -m pytest -m alone tests/lab
+	@# what measures time needs nobody to be quiet where it may go before all others, as root may have it
+	$(BIN)/python tests/support/quiet.py || $(BIN)/python -m pytest -m alone tests/lab
 
 test-all: lint types  ## every method with every capture in real processes: for changes of the core, by hand
 	$(BIN)/python -m pytest --all --timeout 1200
@@ -49,7 +51,7 @@ $(OTHER)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test-torch: $(OTHER)/.ready  ## the tests that torch can break, with TORCH=2.6.0 or another, in an environment of its own (5 GB)
-	$(OTHER)/bin/python -m pytest -n $(CORES) --dist loadgroup $(PART)
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PART)
 
 bench: $(VENV)/.ready  ## ratios against recorded ones, a quarter above is an error; the machine must be quiet
 	$(BIN)/python benchmarks/kernels.py --against benchmarks/recorded/kernels.json

@@ -11,22 +11,24 @@ import pytest
 # What is heavy is imported where it is used: the process that hands out the tests runs none of them.
 
 LAB = Path(__file__).parent / "lab"
-LAB_TESTS = "tests/lab/"
 # Files that take long, longest first.
 LONG = (
-    LAB_TESTS,
-    "tests/methods/test_laws.py",
+    "tests/lab/test_lab_train.py",
     "tests/doors/test_loops.py",
     "tests/doors/test_ddp.py",
-    "tests/house/test_docs.py",
+    "tests/lab/test_links.py",
     "tests/doors/test_local.py",
-    "tests/methods/",
+    "tests/methods/test_exdyna_density.py",
     "tests/house/test_resume_example.py",
+    "tests/doors/test_atomicity.py",
+    "tests/lab/",
+    "tests/methods/test_dad.py",
     "tests/comm/",
-    "tests/cli/",
     "tests/doors/",
+    "tests/house/test_docs.py",
 )
-APART = ("tests/methods/test_laws.py", "tests/house/test_docs.py")  # long ones whose tests share nothing
+APART = ("tests/house/test_docs.py", "tests/methods/test_laws.py")  # long ones whose tests share nothing
+LAST = "tests/methods/test_laws.py"  # a hundred short ones, which fill what the others leave free
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,20 +41,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first: it is handed out in this order, and nobody waits for it in the end."""
+    """What takes longest is handed out first, and short ones last, so that nobody waits for it in the end."""
     for item in items:
         if item.get_closest_marker("alone") and item.path.parent != LAB:
             raise pytest.UsageError(
                 f"{item.nodeid} is to run alone: `make test` looks for such tests in tests/lab only"
             )
-    items.sort(key=lambda item: next((n for n, long in enumerate(LONG) if item.nodeid.startswith(long)), len(LONG)))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    place = next((n for n, long in enumerate(LONG) if item.nodeid.startswith(long)), len(LONG))
+    return place + item.nodeid.startswith(LAST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadgroup` a file goes to whichever process is free: its tests share what is made once for it.
 
-    Tests of the lab start launchers and workers of their own: they stay in one process, so that no two of them run side
-    by side. xdist's own groups are not used: it writes them into the names of tests, which pytest 9.2 does not let it
+    xdist's own groups are not used: it writes them into the names of tests, which pytest 9.2 does not let it
     (pytest-dev/pytest-xdist#1386), and then hands out each test by itself without a word.
     """
     if config.getoption("dist") != "loadgroup":
@@ -62,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Rooms(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return LAB_TESTS if path.startswith(LAB_TESTS) else nodeid if path in APART else path
+            return nodeid if path in APART else path
 
     config.option.loadscopereorder = False  # the order of the tests, and not the file with most of them first
     return Rooms(config, log)

@@ -4,7 +4,6 @@ Both ends of every link are sockets of this process that live in the workers' na
 """
 
 import hashlib
-import os
 import random
 import socket
 import statistics
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiet import measured_again
+from quiet import at_once, measured_again, timed
 from thinwire.lab import LabError
 from thinwire.lab.run.links import packets, tun
 from thinwire.lab.run.links.forwarder import socket_in
@@ -27,7 +26,7 @@ from thinwire.lab.run.links.tun import Routed
 
 refusal = tun.missing()
 needs_rights = pytest.mark.skipif(refusal is not None, reason=str(refusal))
-pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(120), timed]
 
 
 @contextmanager
@@ -108,18 +107,14 @@ def round_trips(hosts: Routed, source: int, sink: int, times: int) -> list[float
         return taken
 
 
-@pytest.fixture
-def at_once() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _at_once() -> Iterator[None]:
     """Whoever measures is not kept waiting by other processes of a busy machine."""
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    yield
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with at_once():
+        yield
 
 
 @needs_rights
-@pytest.mark.usefixtures("at_once")
 @measured_again
 def test_a_round_trip_takes_as_long_as_the_link_says() -> None:
     with linked("100mbit, 40ms; worker 2: 90ms", 3) as hosts:
@@ -197,7 +192,6 @@ def test_a_stream_comes_through_loss_whole_and_each_packet_of_a_piece_may_be_los
 
 
 @needs_rights
-@pytest.mark.usefixtures("at_once")
 @measured_again
 def test_a_link_changes_when_it_should() -> None:
     with linked("40mbit, 4ms, then 10mbit after 2s, then 44ms after 4s") as hosts:

@@ -1,4 +1,7 @@
-"""Every method keeps the laws, on one to five workers, for every kind of layout, in float32 and float64."""
+"""Every method keeps the laws, on one to five workers, for every kind of layout, in float32 and float64.
+
+`--all` takes both dtypes for every layout and number of workers; else they take turns.
+"""
 
 import os
 
@@ -8,7 +11,7 @@ from examples_of_methods import EXAMPLES
 from thinwire import METHODS
 from thinwire.core.reducer import inner_reducers
 from thinwire.spelling import WRAPPERS
-from thinwire.testing import WORLDS, check
+from thinwire.testing import WORLDS, check, check_by_turns
 
 ALL = bool(os.environ.get("THINWIRE_TEST_ALL"))
 
@@ -28,7 +31,7 @@ def test_every_method_keeps_the_laws(spelling):
         worlds = WORLDS[:3]  # one, a pair, an odd number
     else:
         worlds = (1, 3)  # what is composed talks through what it is made of; other options of a method met above
-    check(reducer, worlds=worlds)
+    (check if ALL else check_by_turns)(reducer, worlds=worlds)
 
 
 def test_every_method_and_wrapper_is_among_the_examples():

@@ -7,3 +7,4 @@ from thinwire.testing.atomicity import same_state as same_state
 from thinwire.testing.cases import STEPS as STEPS
 from thinwire.testing.cases import WORLDS as WORLDS
 from thinwire.testing.laws import check as check
+from thinwire.testing.laws import check_by_turns as check_by_turns
