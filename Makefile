@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready  ## train the digits with several methods over emulated links, and write a report
 	$(BIN)/thinwire compare --task digits --workers 2 --link 25mbit --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: lint  ## what must pass before a change lands: format, lint, types, tests (CORES=2 at once)
+test: lint  ## what must pass before a change lands: format, lint, types, tests (for CORES=2)
 	@# types are checked beside the tests, in what these leave free; either failing is a failure
 	$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not alone"; tests=$$?; \
