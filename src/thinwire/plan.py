@@ -115,18 +115,18 @@ def recommend(predictions: Sequence[Prediction], network: Network, compute: floa
         )
     said = (
         f"Use {best.cost.method}: {_ms(best.step)} a step, {plain.step / best.step:.1f} times faster than plain DDP, "
-        f"{half.step / best.step:.1f} times than bfloat16; it pays below {spell_rate(best.break_even)}. "
-        "Check what it does to the loss with `thinwire compare`."
+        f"{half.step / best.step:.1f} times faster than bfloat16. It pays on links below "
+        f"{spell_rate(best.break_even)}. Check what it does to the loss with `thinwire compare`."
     )
     waits = best.trips * network.rtt
     if waits > 0.5 * best.exchange and waits > 0.1 * best.step:
         said += (
-            f" The latency of the link is its limit and not the rate: {_ms(waits)} of {_ms(best.exchange)} are "
+            f" Its limit is the link's latency, not the rate: {_ms(waits)} of {_ms(best.exchange)} are "
             "round trips. Compressing further will not help: exchange less often (`--every 10`)."
         )
     if compute > 0:
         enough = math.ceil(half.exchange / (0.1 * compute))
-        said += f" Or stay with bfloat16 and exchange once in {enough} backward passes: that too hides the link."
+        said += f" Or use bfloat16 and accumulate gradients over {enough} backward passes: that hides the link, too."
     return said
 
 

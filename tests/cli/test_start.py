@@ -50,6 +50,8 @@ def loaded(*words: str, folder: Path) -> tuple[int, list[str], int]:
         (["plan", "digits", "--compute-ms", "-4"], 2),
         (["study", "frontier", "--screen", "many"], 2),
         (["study", "everything"], 2),
+        (["study", "sites", "--link", "1gbit"], 2),
+        (["data", "iris"], 2),
         (["report", "nowhere"], 2),
     ],
     ids=str,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Train PyTorch models over thin wires: compare, plan and use methods that send 10 to 1000 times less.",
+    help="Train PyTorch models over slow networks with methods that send 10 to 1000 times fewer bytes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -23,7 +23,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _thinwire(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="say which version this is")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     pass

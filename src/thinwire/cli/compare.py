@@ -12,8 +12,13 @@ from thinwire.cli.talk import Json, leads, loading, told, typed
 from thinwire.cli.train import starting
 from thinwire.lab import LabError
 
-Target = Annotated[str | None, typer.Option(help="metric to be timed to; near plain DDP's if not given")]
-PageIn = Annotated[Path | None, typer.Option(help="keep the results as this small file, for the documents")]
+Target = Annotated[
+    str | None,
+    typer.Option(help="time each method to this value of the metric; near plain DDP's last value if not given"),
+]
+PageIn = Annotated[
+    Path | None, typer.Option(help="also write the results to this small file, from which pages are made")
+]
 
 
 @app.command(
@@ -31,7 +36,7 @@ def compare(
     page_in: PageIn = None,
     json: Json = False,
 ) -> None:
-    """The same task under several methods, one after another: a table, summary.json, and report.html."""
+    """Train the same task with several methods, one after another: a table, summary.json and report.html."""
     goal = _target(target)
     loading()
     from rich.markup import escape

@@ -14,9 +14,11 @@ from thinwire.lab.tasks import check_task
 Asked = dict[str, Any]  # the settings of a run that somebody gave, and None for the others
 
 Out = Annotated[Path | None, typer.Option(help="folder to write to; a new one under runs/ if not given")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on with what is in --out")]
-Port = Annotated[int | None, typer.Option(help="for the workers to meet at; a free one is found if not given")]
-Methods = Annotated[list[str] | None, typer.Option("--method", help="a method's spelling; may be given many times")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --out")]
+Port = Annotated[int | None, typer.Option(help="port of the workers' rendezvous; a free one if not given")]
+Methods = Annotated[
+    list[str] | None, typer.Option("--method", help="a method, as `thinwire methods` spells it; can be repeated")
+]
 Data = Annotated[Path | None, typer.Option(help="where data sets are kept; a cache folder if not given")]
 
 

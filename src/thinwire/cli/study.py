@@ -30,33 +30,37 @@ def study(
     name: Annotated[str, typer.Argument(help=f"{', '.join(STUDIES)}")],
     quick: Annotated[bool, typer.Option("--quick", help="a small grid, in minutes")] = False,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="workers are threads, a run for each core at once: no times, all else")
+        bool, typer.Option("--rehearse", help="run workers as threads, faster: same quality and bytes, no times")
     ] = False,
     method: Methods = None,
-    rates: Annotated[str, typer.Option(help="with --method: factors of the learning rate to choose from")] = "1",
-    muon_rates: Annotated[str, typer.Option(help="with --method: factors of muon's learning rate")] = "1",
-    optimizers: Annotated[str | None, typer.Option(help="with --method: sgd, adamw, muon, with commas")] = None,
-    seeds: Annotated[int, typer.Option(help="with --method: how many")] = 1,
-    screen: Annotated[str | None, typer.Option(help="short runs first, of so many steps: 400,1000")] = None,
+    rates: Annotated[str, typer.Option(help="with --method: learning rates to try, as factors: 1,0.3,3")] = "1",
+    muon_rates: Annotated[str, typer.Option(help="with --method: the same for --muon-lr")] = "1",
+    optimizers: Annotated[str | None, typer.Option(help="with --method: optimizers to try: sgd,adamw,muon")] = None,
+    seeds: Annotated[int, typer.Option(help="with --method: how many seeds")] = 1,
+    screen: Annotated[
+        str | None, typer.Option(help="first try all with fewer steps, and continue the best: 400,1000")
+    ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="cut the grid to levels of a factor: density=0.01, seed=0,1; can be repeated"),
+        typer.Option(help="run a part of the grid: density=0.01, or seed=0,1; can be repeated"),
     ] = None,
     page: Annotated[
-        bool, typer.Option("--page", help="keep the results as a small file, from which the documents are made")
+        bool, typer.Option("--page", help="also write the results to a small file, from which pages are made")
     ] = False,
     page_in: Annotated[Path, typer.Option(help="with --page: the folder, or the file itself")] = Path("docs/studies"),
-    keep: Annotated[float, typer.Option(help="the share of the runs that goes on after each --screen")] = 0.5,
+    keep: Annotated[float, typer.Option(help="with --screen: the share of the runs that is continued")] = 0.5,
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """A paper's experiment as a grid of runs; started again, it goes on with the cells that are missing."""
+    """Run a paper's experiment as a grid of runs. The same command again runs only what is missing."""
     if name not in STUDIES:
         raise LabError(f"there is no study {name!r}: take {', '.join(STUDIES)}")
     if method and name != "frontier":
         raise LabError(f"the study {name} has methods of its own: --method goes with frontier")
     if rehearse and asked["link"]:
         raise LabError("a rehearsal has no link, since its workers are threads: leave out one of the two")
+    if name == "sites" and asked["link"]:
+        raise LabError("the study sites goes through links of its own: leave out --link")
     if not 0 < keep < 1:
         raise LabError(f"--keep is a share above 0 and below 1, not {keep:g}")
     if seeds < 1:
@@ -119,8 +123,6 @@ def _sites(asked: dict[str, Any], out: Path | None, json: bool) -> None:
     from thinwire.lab.tasks import load_task
     from thinwire.lab.tasks.data import default_folder
 
-    if asked["link"]:
-        raise LabError("the study sites goes through links of its own: leave out --link")
     torch.set_num_threads(1)
     model = load_task(asked["task"], asked["model"], default_folder()).model()
     folder = out or Path("runs", "study-sites")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 )
 @with_settings()
 def train(asked: Asked, out: Out = None, resume: Resume = False, port: Port = None, json: Json = False) -> None:
-    """Train one task with one method, and keep records of every step."""
+    """Train one task with one method, and record every step."""
     loading()
     from thinwire.lab.pages import show
     from thinwire.lab.records.summary import Records, summarise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -126,8 +127,11 @@ def _title(summary: dict[str, Any]) -> str:
 
 
 def predictions(told: list[Prediction], title: str) -> Table:
-    table = Table(title=title, caption="pays below: the link rate under which it beats a bf16 all-reduce")
-    table.add_column("method", overflow="fold")
+    caption = (
+        "trips: messages that wait for one another; pays below: it beats a bf16 all-reduce on links of a lower rate"
+    )
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=28)
     for heading in ("ms a step", "local ms", "exchange ms", "trips", "payload", "on the wire", "memory", "pays below"):
         table.add_column(heading, justify="right")
     for p in told:

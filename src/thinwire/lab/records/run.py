@@ -38,7 +38,7 @@ def setting(default: Any, help: str, **more: Any) -> Any:
 class Run:
     """Everything that decides how a run goes, apart from the machine."""
 
-    method: str = setting("Dense()", "a spelling, as `thinwire methods` lists them, or DDP, DDP('fp16')", told="always")
+    method: str = setting("Dense()", "a method, as `thinwire methods` spells it, or DDP, DDP('fp16')", told="always")
     task: str = setting("digits", "digits, stdlib, cifar10, ..., or my_module:make_task", told="always")
     model: str | None = setting(None, "the task's net: mlp, cnn, 10M, resnet20, ...", names=("--model", "--size"))
     metric: str = "accuracy"  # by which the task is judged: accuracy or loss
@@ -46,26 +46,28 @@ class Run:
         2, "processes on this machine; under torchrun, as many as it started", above=0, told="always"
     )
     steps: int = setting(300, "optimizer steps", above=0, by_task=True, told="always")
-    batch: int = setting(32, "samples a worker takes a step", above=0, by_task=True, told="always")
+    batch: int = setting(32, "samples a worker takes in a step", above=0, by_task=True, told="always")
     optimizer: str = setting(
-        "sgd", "sgd, adamw, or muon: for matrices inside, adamw for the rest", choices=OPTIMIZERS, by_task=True,
+        "sgd", "sgd, adamw, or muon (hidden matrices; adamw for the rest)", choices=OPTIMIZERS, by_task=True,
         told="always",
     )  # fmt: skip
     lr: float = setting(0.1, "learning rate", above=0, by_task=True, told="always")
-    muon_lr: float = setting(0.02, "of muon's matrices", above=0)
-    momentum: float = setting(0.9, "of sgd", least=0, below=1)
-    beta2: float = setting(0.999, "of adamw", least=0, below=1)
-    weight_decay: float = setting(0.0, "of all optimizers", least=0)
-    clip: float | None = setting(None, "largest norm of a gradient", above=0)
-    schedule: str = setting("constant", "of the learning rate: constant, cosine or linear", choices=SCHEDULES)
+    muon_lr: float = setting(0.02, "learning rate of muon's matrices", above=0)
+    momentum: float = setting(0.9, "momentum of sgd", least=0, below=1)
+    beta2: float = setting(0.999, "beta2 of adamw", least=0, below=1)
+    weight_decay: float = setting(0.0, "weight decay of the optimizer", least=0)
+    clip: float | None = setting(None, "clip the gradient to this norm", above=0)
+    schedule: str = setting("constant", "learning-rate schedule: constant, cosine or linear", choices=SCHEDULES)
     seed: int = setting(0, "decides weights and data order", told="always")
-    grain: str | None = setting(None, "what a method sees at once: tensor, bucket or model", choices=GRAINS)
-    overlap: bool | None = setting(None, "exchange beside the backward pass", names=("--overlap/--no-overlap",))
-    evaluate_every: int = setting(50, "steps; a twentieth of the run if not given", above=0, by_task=True)
-    checkpoint_every: int = setting(0, "steps; 0 writes none", least=0, told="never")
+    grain: str | None = setting(None, "what a method gets at once: a tensor, a bucket or the model", choices=GRAINS)
+    overlap: bool | None = setting(None, "exchange while the backward pass runs", names=("--overlap/--no-overlap",))
+    evaluate_every: int = setting(
+        50, "evaluate after so many steps; a twentieth of the run if not given", above=0, by_task=True
+    )
+    checkpoint_every: int = setting(0, "save after so many steps; 0: never", least=0, told="never")
     data: str = setting("", "where data sets are kept; a cache folder if not given", told="never")
     link: str | None = setting(None, "emulate a link: 100mbit, or '20mbit up 100mbit down, 40ms, 0.1% loss'")
-    rtt: str | None = setting(None, "with a round trip of: 1ms, 40ms, ...")
+    rtt: str | None = setting(None, "round-trip time of the emulated link: 1ms, 40ms, ...")
 
     @staticmethod
     def read(folder: Path) -> "Run":
