@@ -244,7 +244,18 @@ def test_kernels_that_are_cached_are_not_worth_a_word(
     assert caplog.text == ""
     monkeypatch.setattr(kernels, "warm", lambda *_: float(numba.njit(lambda x: x + 1)(2)))
     warm_kernels.__wrapped__(0, torch.device("cpu"))
-    assert "compiling kernels took 3.0 s" in caplog.text
+    before, after = [record.getMessage() for record in caplog.records]
+    assert before == "compiling kernels, once on this machine ..." and "compiling kernels took 3.0 s" in after
+
+
+def test_that_kernels_are_being_compiled_is_said_before_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = numba.njit(lambda x: x.nothing)
+    monkeypatch.setattr(kernels, "warm", lambda *_: broken(2))
+    with pytest.raises(numba.core.errors.NumbaError):  # so nothing is said after it
+        warm_kernels.__wrapped__(0, torch.device("cpu"))
+    assert [record.getMessage() for record in caplog.records] == ["compiling kernels, once on this machine ..."]
 
 
 def test_a_typo_in_the_example_is_one_line() -> None:

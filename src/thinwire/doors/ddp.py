@@ -305,12 +305,13 @@ def warm_kernels(rank: int, device: torch.device) -> None:
     """Compile now what would else be compiled in the middle of training; loading what is cached is not worth a word."""
     if kernels.chosen(device) != "cpu":
         return  # nothing is compiled by numba
-    from numba.core.event import install_recorder
+    from thinwire.kernels.compiling import watched
 
-    with install_recorder("numba:compile") as compiled:
+    tell = _LOG.warning if rank == 0 else _LOG.debug
+    with watched(lambda: tell("compiling kernels, once on this machine ...")) as compiling:
         seconds = kernels.warm(torch.float32)
-    if compiled.buffer and rank == 0:
-        _LOG.warning("compiling kernels took %.1f s; they are cached for the next run", seconds)
+    if compiling.begun:
+        tell("compiling kernels took %.1f s; they are cached for the next run", seconds)
 
 
 def averages_everything(reducer: Reducer[Any, Any]) -> bool:
