@@ -16,6 +16,7 @@ import forked
 import local_cases as cases
 import thinwire
 from local_cases import adamw, anchors, batches, flat, net, step, unsent
+from processes import launch
 from thinwire import Dense, Disagreement, ErrorFeedback, MethodWarning, TopK, plan
 from thinwire.comm import Comm
 from thinwire.comm.threads import in_threads
@@ -338,3 +339,8 @@ def test_one_thread_begins_local_steps_while_an_optimizer_of_another_takes_a_ste
             beginning.result()
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_a_model_that_is_sharded_is_refused_in_words():
+    for told in launch(2, "local_cases:sharded"):
+        assert all("TypeError: 0.weight is a DTensor (6 such parameters), as FSDP2" in said for said in told), told

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -212,6 +213,14 @@ def error_of(work: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def sharded() -> list[str]:
+    """What wrap and local say to a model that FSDP2 has cut."""
+    model = net()
+    fully_shard(model)
+    doors = (lambda: thinwire.wrap(model, Dense()), lambda: thinwire.local(model, adamw(model), Dense(), 2))
+    return [error_of(door) for door in doors]
 
 
 def disagreements(comm: Comm) -> dict[str, str]:

@@ -104,11 +104,11 @@ def wrap(
 ) -> DDP:
     """`DDP(model)`, with `reducer` (or its spelling) in place of the all-reduce.
 
-    grain: what one call of the method sees: each tensor, each of DDP's buckets, or the whole model in one vector.
-    overlap: reduce beside the backward pass. check_every: steps between looks at whether replicas are still equal.
-    scaler: the GradScaler, if there is one, so that residuals follow its scale. when_far: whether a method that is
-    slower than DDP's fp16 hook on a link with latency makes way for `Cast(Dense())` or is kept. share, boundary: see
-    distributed auto-differentiation. Everything else goes to DDP.
+    grain: what the method gets in one call: a "tensor", one of DDP's buckets ("bucket"), or the whole "model" as one
+    vector. overlap: exchange while the backward pass runs. check_every: after so many steps the workers compare their
+    replicas. scaler: the GradScaler, if there is one, so that residuals follow its scale. when_far: where the method
+    would take longer than DDP's fp16 hook, on a link with latency, "fall_back" uses `Cast(Dense())` and warns, "keep"
+    uses the method. share, boundary: for distributed auto-differentiation. All other arguments go to DDP.
     """
     reducer = reducer_of(reducer)
     rest = (reducer.rest or Dense()) if isinstance(reducer, FactorReducer) else reducer
@@ -297,6 +297,11 @@ def check_trainable(model: nn.Module) -> None:
         raise TypeError(
             f"{odd[0]} is {trained[odd[0]].dtype} ({len(odd)} such parameters): methods count in real numbers. Store "
             "it as torch.view_as_real(...) and make it complex in forward, or train this model with plain DDP"
+        )
+    if sharded := [name for name, p in trained.items() if type(p.data).__name__ == "DTensor"]:  # slow to import
+        raise TypeError(
+            f"{sharded[0]} is a DTensor ({len(sharded)} such parameters), as FSDP2 and tensor parallelism make them: "
+            "thinwire takes models that are whole on every worker. Leave out fully_shard, or train without thinwire"
         )
 
 

@@ -63,15 +63,15 @@ def local(
     `every`; or both, and more of what follows, in a `LocalSteps`, or in its spelling.
 
     every: optimizer steps between exchanges; or a schedule, ((0, 1), (500, 10)): after each of the first 500 steps,
-    then after every 10; or a function from the steps taken so far to the steps until the next exchange. outer: how
-    the common parameters follow the mean change. ahead: let each worker go on from the common parameters plus the
-    share of its own unsent change that it expects all to have, or plus "all" of it, with methods in ErrorFeedback.
-    fragments: cut the model in as many parts, one exchanged every `every` / `fragments` steps. delay: let that many
-    steps pass beside an exchange before its result is applied. average_buffers: floating-point buffers that steps
-    change (BatchNorm's statistics) are each worker's own until `finish` averages them; True averages them at each
-    exchange, False never. optimizer_state: as each worker has it, or averaged, densely, at each exchange.
-    check_edits: refuse parameters that somebody else changed between two steps. process_group: who exchanges; by
-    default everybody. comm: the same, for workers that are not processes.
+    then after every 10; or a function from the steps taken so far to the steps until the next exchange. outer: how the
+    common parameters follow the mean change. ahead: each worker goes on from the common parameters plus its estimate
+    of the updates that are not exchanged yet, or plus "all" of its own; for methods in ErrorFeedback. fragments: cut
+    the model in as many parts, one exchanged every `every` / `fragments` steps. delay: let that many steps pass beside
+    an exchange before its result is applied. average_buffers: floating-point buffers that steps change (BatchNorm's
+    statistics) are each worker's own until `finish` averages them; True averages them at each exchange, False never.
+    optimizer_state: "local", each worker its own, or "average", averaged densely at each exchange. check_edits: refuse
+    parameters that something other than the optimizer has changed. process_group: which workers exchange; by default
+    all. comm: the same, for workers that are not processes.
 
     Call `handle.finish()` after the last step.
     """
