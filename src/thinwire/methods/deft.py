@@ -47,7 +47,7 @@ class DEFTState:
 
 @dataclass(frozen=True)
 class DEFT(Reducer[Tensor, DEFTState]):
-    """About a `density` of the entries: the largest of each layer, as many as its norm deserves."""
+    """About a share `density` of the entries: the largest of each layer, and more of a layer with a larger norm."""
 
     density: float
 

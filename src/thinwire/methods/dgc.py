@@ -34,7 +34,7 @@ class DGCState:
 
 @dataclass(frozen=True)
 class DGC(Reducer[Tensor, DGCState]):
-    """The largest `density` of accumulated velocities, with the velocity forgotten where it was sent.
+    """Momentum on each worker; a share `density` of the accumulated velocities is sent, the largest, and set to zero.
 
     `clip` bounds the norm of the mean gradient, each worker keeping to clip / sqrt(workers): of the whole model
     at grain "model". `sample` is the part of the entries from which the threshold is estimated. Sum of all

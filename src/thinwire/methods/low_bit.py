@@ -34,7 +34,7 @@ class LowBit(Reducer[Tensor, LowBitState]):
 
     1.6 bits are three levels, five entries to a byte. Tensors with fewer than two dimensions or fewer than `smallest`
     entries are few, and are sent whole. With `two_way` a link carries the coded gradient twice, however many workers
-    there are, and what the owner of a part could not say waits with the owner; without, everybody hears everybody.
+    there are, and what the owner of a part rounds away is kept by the owner; without, all workers send to all.
     For use under ErrorFeedback, and on what local steps changed: an adaptive optimizer fed with coded gradients learns
     little.
     """

@@ -35,7 +35,7 @@ class QSGD(Reducer[Tensor, QSGDState]):
     """Codes of `bits` (2 to 16, the sign included), each `bucket` entries in units of their own.
 
     Stochastic rounding is unbiased and needs no memory; with error feedback round to the "nearest", whose
-    error is never larger than the entry itself. The norm "max" wastes no codes; "l2" is that of the proofs.
+    error is never larger than the entry itself. The norm "max" uses all codes; "l2" is that of the proofs.
     With `two_way` the owners of parts average and code again: a link's bytes do not grow with the workers.
     """
 

@@ -28,8 +28,8 @@ class RandomBlock(Reducer[Tensor, DrawState]):
     With `agree` all workers share the window and average it: p workers then do what one would on the mean
     gradient. Without, each has its own, and overlapping windows add up. `order="round_robin"` lets the window
     advance by its own length instead, so that no entry waits for more than ceil(n/k) steps. `rescale` makes
-    the result an unbiased estimate, to be used without memory. Without either, steps are shorter by the density
-    but not bent: slow, and stable at the dense learning rate. With error feedback the stable learning rate
+    the result an unbiased estimate, to be used without memory. Without either, the mean step is the dense one times
+    the density: slow, and stable at the dense learning rate. With error feedback the stable learning rate
     shrinks in proportion to the density.
     """
 

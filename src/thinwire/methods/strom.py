@@ -26,7 +26,10 @@ class StromState:
 
 @dataclass(frozen=True)
 class Strom(Reducer[Tensor, StromState]):
-    """At most one quantum of `tau` for an entry in a step; tune tau to the size of the gradients."""
+    """Sends plus or minus `tau` for each entry whose unsent gradients add up to more than that.
+
+    At most once for an entry in a step. Tune `tau` to the size of the gradients.
+    """
 
     tau: float
 

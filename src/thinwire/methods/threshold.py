@@ -27,9 +27,12 @@ class ThresholdState:
 
 @dataclass(frozen=True)
 class Threshold(Reducer[Tensor, ThresholdState]):
-    """The entries of magnitude `threshold` or more, or of 1 / (2 sqrt k), where k entries make up `density`.
+    """The entries of magnitude `threshold` or more.
 
-    Each worker sends its own pairs of index and value, or with `agree` its value at all entries any chose.
+    With `density` instead, the threshold is 1 / (2 sqrt k), where k is that share of the entries.
+
+    Each worker sends its own pairs of position and value. With `agree` it sends its values at all positions that any
+    worker has chosen.
     """
 
     threshold: float | None = None

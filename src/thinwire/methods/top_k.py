@@ -24,7 +24,11 @@ class TopKState:
 
 @dataclass(frozen=True)
 class TopK(Reducer[Tensor, TopKState]):
-    """The `density` largest entries of each worker: its own pairs, or with `agree` the union of all choices."""
+    """The largest entries of each worker, a share `density` of all.
+
+    Each worker sends its own pairs of position and value. With `agree` it sends its values at all positions that any
+    worker has chosen.
+    """
 
     density: float
     agree: bool = False

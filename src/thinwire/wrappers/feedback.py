@@ -21,7 +21,7 @@ class FeedbackState:
 class ErrorFeedback(Reducer[Tensor, FeedbackState]):
     """Adds what was not sent to the next gradient, so that every method's error is made good later.
 
-    The residual is this worker's own compression error, in gradient units: no learning rate inside.
+    The residual is this worker's own compression error, in units of the gradient, so no learning rate is in it.
     `decay` below 1 forgets it slowly, and then mass is not conserved. Seide et al., Interspeech 2014;
     Karimireddy et al., ICML 2019.
     """

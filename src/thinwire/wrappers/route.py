@@ -23,7 +23,7 @@ class RouteState:
 
 @dataclass(frozen=True)
 class Route(Reducer[Tensor, RouteState]):
-    """Tensors of two or more dimensions and `smallest` or more entries one way, all others another.
+    """`matrices` for tensors of two or more dimensions and `smallest` or more entries, `rest` for all others.
 
     Biases and norms are few, and suffer most from what is left out: sending them whole costs next to nothing.
     """

@@ -50,11 +50,12 @@ SPARE = 1.01  # slots for each pick that is wanted
 
 @dataclass(frozen=True)
 class ExDyna(Reducer[Tensor, ExDynaState]):
-    """A `density` of the entries, each worker choosing in a part of its own; the parts follow the load.
+    """The largest entries, a share `density` of all; each worker searches only its own part of the gradient.
 
-    `topology` says how: `recut` at equal loads of blocks, `pairwise` between neighbours, `official` as the
-    published code, `static` not at all. `control` scales the threshold: `fast`, or `official`. `blocks` is how
-    many there are, by default 1024 or 64 for each worker.
+    `topology` says how the boundaries of the parts move, so that all workers find about as many entries: `recut` at
+    equal loads of blocks, `pairwise` between neighbours, `official` as the published code, `static` not at all.
+    `control` scales the threshold: `fast`, or `official`. `blocks` is how many blocks the gradient is cut into, by
+    default 1024, or 64 for each worker if that is more.
     """
 
     density: float

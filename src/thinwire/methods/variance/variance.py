@@ -48,7 +48,7 @@ class Variance(Reducer[Moments, VarianceState]):
 
     `zeta` makes the noise of entries not sent fade, so that none waits for ever. With `quantise` each is a power of
     two; the rounding is dropped, or with `feedback` stays in r. Entries below a 128th of the largest in their tensor
-    cannot be told: `on_underflow` they "keep" waiting, or are "reset", which loses them. `packing` is by the "gaps"
+    have no code: `on_underflow` they "keep" waiting, or are "reset", which loses them. `packing` is by the "gaps"
     between entries, or in "words" of 32 bits, three times as long. "reset" and "words" are the paper's, to the letter.
     """
 

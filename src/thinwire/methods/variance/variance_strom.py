@@ -34,7 +34,10 @@ class VarianceStromState:
 
 @dataclass(frozen=True)
 class VarianceStrom(Reducer[Moments, VarianceStromState]):
-    """A quantum of `tau` for each entry that has gathered more than that, and more than its noise allows to doubt."""
+    """Sends plus or minus `tau` for each entry whose unsent gradients add up to more, clearly above their noise.
+
+    Clearly above is as in `Variance`: r^2 > `alpha` v. Tune `tau` to the size of the gradients.
+    """
 
     wants: ClassVar[type] = Moments
     alpha: float = 2.0
