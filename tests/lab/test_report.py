@@ -146,9 +146,9 @@ def test_the_table_leads_with_who_was_first_and_says_who_failed(tmp_path: Path) 
     write_report(folders, tmp_path / "report.html", summary["winner"], summary)
     text = (tmp_path / "report.html").read_text()
     rows = rows_of(text)
-    assert rows[0] == ["ErrorFeedback(TopK(0.01))", "0.8", "4", "0.0", "1.000", "25.0", "15 kB"]
-    assert rows[1] == ["DDP", "3.2", "1", "0.0", "1.000", "100.0", "1.2 MB"]
-    assert rows[2] == ["QSGD(4)", "-", "-", "20.0", "0.800", "100.0", "1.5 kB"]
+    assert rows[0] == ["ErrorFeedback(TopK(0.01))", "0.8", "4", "0.0", "100 %", "25.0", "15 kB"]
+    assert rows[1] == ["DDP", "3.2", "1", "0.0", "100 %", "100.0", "1.2 MB"]
+    assert rows[2] == ["QSGD(4)", "-", "-", "20.0", "80 %", "100.0", "1.5 kB"]
     assert [row[0] for row in rows[3:]] == ["SignSGD()", "Strom(0.1)", "Variance(2.0)"]
     assert "diverged" in rows[3][1] and rows[4][1] == "stopped after step 40 of 40"
     assert rows[5][1] == "worker 1 fell <over>" and text.count('class="failed"') == 3

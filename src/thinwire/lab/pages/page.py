@@ -71,6 +71,7 @@ class Page:
 
 def _row(row: Row, columns: int) -> str:
     first, *rest = map(escape, row.cells)
+    first = first.replace("(", "(<wbr>")  # where a method's spelling may be cut into lines
     swatch = "" if row.slot is None else _swatch(row.slot)
     cells = f'<td><div class="method">{swatch}<span>{first}</span></div></td>'
     if row.failed:

@@ -11,6 +11,7 @@ from typing import Any
 from thinwire.lab import LabError
 from thinwire.lab.pages import figures
 from thinwire.lab.pages.page import Page, Row, Section
+from thinwire.lab.pages.scales import percent
 from thinwire.lab.pages.show import number, size
 from thinwire.lab.pages.splits import splits
 from thinwire.lab.pages.styles import Style, styles
@@ -206,7 +207,7 @@ def _cells(one: Mapping[str, Any], plain: Mapping[str, Any] | None) -> list[str]
         reached,
         "-" if times is None else f"{times:.3g}",
         "-" if lost is None else f"{lost:.1f}",
-        number(one["validation"]),
+        percent(one["validation"]) if one["metric"] == "accuracy" else number(one["validation"]),
         number(one["step_s"] and 1e3 * one["step_s"], 1),
         size(sent),
     ]
