@@ -21,3 +21,9 @@ def test_a_checksum_takes_anything_that_a_model_may_hold():
     parts = [nothing, numbers, torch.ones(3, dtype=torch.bool), torch.ones(2, dtype=torch.complex64)]
     assert checksum(parts) == checksum([part.clone() for part in parts]) != 0
     assert checksum([numbers]) != checksum([numbers.flip(0)])
+
+
+def test_a_checksum_sees_places_change_whose_values_differ_in_their_highest_bits_alone():
+    for x in (torch.ones(3000, dtype=torch.float64), torch.zeros(3000, dtype=torch.int64)):
+        x[7] += 2**60 if x.dtype is torch.int64 else 1
+        assert checksum([x]) != checksum([x.roll(512)]) != checksum([x.roll(1024)]) != checksum([x])

@@ -6,6 +6,7 @@
 
 Magnitudes are split at their mean, each half at its own, and so on; what stands for a part is its mean. A single bit is
 a sign and the mean magnitude. Zeros do not count: they take the smallest magnitude, and feedback makes that good.
+If one value is not finite, all arrive as NaN, so that an overflow is noticed wherever it is sent.
 Storing what was restored is exact, so it does not matter how often values are rounded on their way.
 """
 
@@ -27,6 +28,9 @@ UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
 MULTIPLES = {torch.int8: 8, INT4: 4}
 MAGNITUDES = {UINT1: 1, UINT2: 2, UINT4: 4}
 FEW = {1: UINT1, 2: UINT2, 4: UINT4, 8: torch.int8}  # what a codec of so many bits stores values as
+
+
+NO_NUMBERS = 2**15 - 1  # in the place of the power of two: some value was not finite, so that none can be told
 
 
 class WireError(ValueError):
@@ -115,6 +119,8 @@ def _store_magnitudes(values: Tensor, bits: int) -> Tensor:
     table = torch.zeros(parts, dtype=torch.float64)
     table[: len(means)] = torch.tensor(means, dtype=torch.float64)
     table = table.clamp(max=torch.finfo(torch.float32).max).float().to(values.device)
+    if not math.isfinite(float(sizes.sum())):
+        table.fill_(torch.nan)
     codes = torch.bucketize(sizes, torch.tensor(borders, dtype=torch.float64, device=values.device), right=True)
     codes |= (values < 0).long() << (bits - 1)
     return torch.cat([as_bytes(table), kernels.pack_bits(codes.to(torch.uint8), bits)])
@@ -141,16 +147,23 @@ def _restore_magnitudes(stored: Tensor, count: int, bits: int) -> Tensor:
 def _store_multiples(values: Tensor, bits: int) -> Tensor:
     most = 2 ** (bits - 1) - 1
     largest = float(values.abs().max()) if values.numel() else 0.0
+    if not math.isfinite(largest):
+        return torch.cat([_unit(NO_NUMBERS, values.device), values.new_zeros(-(-values.numel() * bits // 8)).byte()])
     # The unit is the smallest power of two that reaches the largest value, so storing what was restored is exact.
     mantissa, exponent = math.frexp(largest / most)
     unit = min(max(exponent - (mantissa == 0.5), -149), 127 - bits)
     codes = torch.ldexp(values.double(), torch.tensor(-unit)).round().clamp(-most, most).long()
-    scale = torch.frombuffer(bytearray(struct.pack("<h", unit)), dtype=torch.uint8).to(values.device)
-    return torch.cat([scale, kernels.pack_bits(codes, bits)])
+    return torch.cat([_unit(unit, values.device), kernels.pack_bits(codes, bits)])
+
+
+def _unit(unit: int, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(struct.pack("<h", unit)), dtype=torch.uint8).to(device)
 
 
 def _restore_multiples(stored: Tensor, count: int, bits: int) -> Tensor:
     (unit,) = struct.unpack("<h", bytes(stored[:2].tolist()))
+    if unit == NO_NUMBERS:
+        return torch.full((count,), torch.nan, device=stored.device)
     if not -149 <= unit <= 127 - bits:
         raise WireError(f"2^{unit} is no unit for values of {bits} bits")
     codes = kernels.unpack_bits(stored[2:], count, bits).int()

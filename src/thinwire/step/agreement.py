@@ -53,7 +53,8 @@ def checksum(tensors: Iterable[Tensor]) -> int:
         raw = tensor.detach().contiguous().view(-1)
         if raw.is_complex():
             raw = torch.view_as_real(raw).view(-1)
-        words = raw.view({2: torch.int16, 4: torch.int32, 8: torch.int64}.get(raw.element_size(), torch.uint8))
+        # Eight bytes as two words: numbers that differ in their highest bits alone, as 1.0 and 2.0, must weigh enough.
+        words = raw.view({2: torch.int16, 4: torch.int32, 8: torch.int32}.get(raw.element_size(), torch.uint8))
         total += (2 * position + 1) * (int(words.sum(dtype=torch.int64)) + 3 * _weighted(words))
     return (total & _MASK) + 1  # never 0, which stands for "not looked at"
 

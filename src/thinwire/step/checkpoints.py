@@ -32,8 +32,8 @@ def state_dict(reducer: Reducer[Any, Any], steps: Steps, layers: Any) -> dict[st
         "step": steps.step,
         "scale": steps.scale,
         "groups": [
-            {"names": list(group.layout.names), "state": memory.save(group.state, group.layout)}
-            for group in steps.groups
+            {"names": list(group.layout.names), "state": memory.save(state, group.layout)}
+            for group, state in zip(steps.groups, steps.states(), strict=True)
         ],
         "layers": None if layers is None else layers.state_dict(),
     }

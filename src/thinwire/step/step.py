@@ -8,7 +8,7 @@ to the bit as it was before, and the next step works.
 
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -51,6 +51,7 @@ class Steps:
         self.step = 0  # steps so far; saved, so that a resumed run goes on counting
         self.scale = 1.0  # the loss scale in which the states' gradients are
         self.last: dict[str, float] = {}  # what the last step cost
+        self.unused: Callable[[], Collection[str]] = tuple  # parameters whose last gradients nobody has used yet
 
     def make_group(self, layout: Layout) -> Group:
         """A group with a new state; thresholds and the like begin unscaled, and follow the loss scale."""
@@ -60,10 +61,12 @@ class Steps:
 
     def open(self) -> "Step":
         self.comm.renew()  # if the last step has ended in an error
-        if self.scaler is not None and self.scaler.is_enabled() and self.scaler.get_scale() != self.scale:
+        scaled = self.scaler is not None and self.scaler.is_enabled()
+        scale = self.scaler.get_scale() if scaled else 1.0  # a checkpoint may bring states in another
+        if scale != self.scale:
             for group in self.groups:
-                group.rescale(self.scaler.get_scale() / self.scale)
-            self.scale = self.scaler.get_scale()
+                group.rescale(scale / self.scale)
+            self.scale = scale
         return Step(self)
 
     def mark(self, tensors: Iterable[Tensor]) -> int:
@@ -71,10 +74,15 @@ class Steps:
         look = self.check_every > 0 and self.step % self.check_every == 0
         return agreement.checksum(tensors) if look else 0
 
-    def undo_unused(self) -> None:
-        """As if the steps whose gradients nobody has used had not been, but for their number."""
+    def undo_unused(self, names: Collection[str]) -> None:
+        """As if the steps whose gradients for these parameters nobody has used had not been, but for their number."""
         for group in self.groups:
-            group.undo_waiting()
+            group.undo_unused(names, self.comm.rank, self.comm.world)
+
+    def states(self) -> list[Any]:
+        """Each group's, to be saved: who goes on from them has no gradients, so none is waiting to be used."""
+        unused = self.unused()
+        return [group.without(unused, self.comm.rank, self.comm.world) for group in self.groups]
 
 
 class Step(Costs):
@@ -131,10 +139,10 @@ class Step(Costs):
 
     # ── the exchange ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def reduce(self, group: Group, local: Any, out: Tensor, *, adds_up: bool = False) -> None:
+    def reduce(self, group: Group, local: Any, out: Tensor, *, waiting: Collection[str] = ()) -> None:
         """Write the mean of what all workers know into `out`, and remember the way back.
 
-        adds_up: the gradients of earlier steps wait for this one's.
+        waiting: parameters whose gradients of earlier steps wait for this one's.
         """
         layout, comm = group.layout, self.steps.comm
         if layout.dtype is not layout.working and comm.carries is None:
@@ -143,7 +151,7 @@ class Step(Costs):
             if self.error is not None:
                 raise self.error  # of another thread, while this reduction waited for its turn
             if group.state is not None:
-                group.remember(adds_up)
+                group.remember(waiting)
                 self._touched.append(group)
             with self.timed("select"), suppress(NotFinite):
                 self.steps.reducer.reduce(local, group.state, comm, out)

@@ -10,7 +10,8 @@ and then backward() raises.
 
 import warnings
 import weakref
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
@@ -50,8 +51,9 @@ class BucketStep:
         self.futures: list[Future[Tensor]] = []
         self.started = 0  # groups handed to the lane
         self.called = False  # the roll
+        self.nobodys: set[str] = set()  # the parameters that no rank has used
         self.based = False  # all ranks hold the same gradients from before
-        self.adds_up = False  # nobody has used those yet
+        self.waiting: set[str] = set()  # the parameters whose gradients of before nobody has used yet
         self._finished: set[str] = set()  # parameters whose gradient is final
 
     def resolve(self, names: tuple[str, ...]) -> None:
@@ -98,6 +100,7 @@ class Buckets:
         self.names = {p: n for n, p in parameters.items()}
         self.numel = sum(p.numel() for p in parameters.values())
         self.earlier = Earlier(parameters)
+        self.steps.unused = self.earlier.unused
         self.reached = Reached(parameters) if ddp.find_unused_parameters and not ddp.static_graph else None
         self.active = True
         self._seen = 0  # exchanges in this process
@@ -249,17 +252,18 @@ class Buckets:
             if mark:
                 step.call_roll(finite=True, parameters=mark)
             return
-        base, thrown = (0, False) if now.called else (self.earlier.mark(), self.earlier.thrown_away())
-        ask = {"base": base, "thrown": thrown} | (self.reached.words(names) if self.reached else {})
+        base = 0 if now.called else self.earlier.mark()
+        thrown = set() if now.called else self.earlier.thrown_away()
+        ask = {"base": base, "thrown": _number_of(thrown)} | (self.reached.words(names) if self.reached else {})
         step.call_roll(finite=finite, parameters=mark, ask=ask)
         if base or thrown:
             step.settle()
         if not now.called:
             told = step.answers
             now.based = base != 0 and len(set(told["base"])) == 1
-            now.adds_up = now.based and self.earlier.waiting()
-            if thrown and all(told["thrown"]):
-                steps.undo_unused()
+            now.waiting = self.earlier.waiting() if now.based else set()
+            if thrown and len(set(told["thrown"])) == 1:
+                steps.undo_unused(thrown)
         now.called = True
 
     def _reduce(self, now: BucketStep, group: Group, vector: Tensor, finite: bool) -> None:
@@ -274,7 +278,7 @@ class Buckets:
         if self.squares is not None:
             with now.step.timed("capture"):
                 local = Moments(vector, self.squares.side_by_side(group.layout.names).to(vector.dtype))
-        now.step.reduce(group, local, vector, adds_up=now.adds_up)
+        now.step.reduce(group, local, vector, waiting=now.waiting)
         if base is not None:
             vector += base
 
@@ -282,7 +286,9 @@ class Buckets:
         if not now.step.fine:
             vector.fill_(torch.nan)
         elif self.reached is not None and not self.spreads:
-            now.step.keep_back(group, self.reached.by_nobody(now.step.answers))
+            unused = self.reached.by_nobody(now.step.answers)
+            now.nobodys |= unused
+            now.step.keep_back(group, unused)
         with now.step.timed("apply"):
             places.write(group, vector, now.arrived)
 
@@ -290,7 +296,8 @@ class Buckets:
         now.step.commit(self.numel)
         self._seen += 1
         if now.step.fine and not self.spreads:
-            self.earlier.note_parameters()
+            spans = {name: span for bucket in now.arrived for name, span in bucket.spans().items()}
+            self.earlier.note_exchange({name: span for name, span in spans.items() if name not in now.nobodys})
         self._forget_pass()
 
     def _forget_pass(self) -> None:
@@ -339,3 +346,8 @@ class Buckets:
             self.reached = None
         if self.squares is not None:
             self.squares.detach()
+
+
+def _number_of(names: Collection[str]) -> int:
+    """The same for the same names on every rank; 0 for none."""
+    return 1 + zlib.crc32("\n".join(sorted(names)).encode()) if names else 0

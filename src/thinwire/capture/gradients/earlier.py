@@ -6,6 +6,7 @@ away (a skipped spike, a generator's step through the discriminator): then the e
 or what it left in a residual would be sent later.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class Earlier:
         self._cleared: set[str] = set()
         self._hooks: list[RemovableHandle] = []
         self._exchanged = False  # since the last forward pass
-        self._unused = Unused(parameters.values())
+        self._unused = Unused(parameters)
 
     # ── before and during a backward pass ──────────────────────────────────────────────────────────────────────────
 
@@ -72,15 +73,22 @@ class Earlier:
 
     # ── after an exchange ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def note_parameters(self) -> None:
-        """Right after an exchange: the next optimizer step will change them. `.grad` will hold what came out of it."""
-        self._unused.note()
+    def note_exchange(self, gradients: Mapping[str, Tensor]) -> None:
+        """Right after an exchange: the optimizer will use what came out of it, these, which `.grad` will hold."""
+        self._unused.note(gradients)
         self._exchanged = True
 
-    def thrown_away(self) -> bool:
-        """Whether the last exchange's gradients are gone, and no parameter has changed since."""
-        return not (self._found and not self._cleared) and bool(self._unused)
+    def unused(self) -> set[str]:
+        """The parameters whose last gradients nobody has used yet."""
+        return self._unused.names()
 
-    def waiting(self) -> bool:
-        """Whether the last exchange's gradients are still there, and no parameter has changed since."""
-        return bool(self._found) and not self._cleared and bool(self._unused)
+    def thrown_away(self) -> set[str]:
+        """The parameters whose last gradients are gone, and that nothing has changed since."""
+        return {name for name in self.unused() if not self._still_there(name)}
+
+    def waiting(self) -> set[str]:
+        """The parameters whose last gradients are still there, and that nothing has changed since."""
+        return {name for name in self.unused() if self._still_there(name)}
+
+    def _still_there(self, name: str) -> bool:
+        return name in self._found and name not in self._cleared and bool(self._found[name].any())

@@ -63,7 +63,7 @@ class BackwardExchange:
         self._settled = False  # after the first exchange: uses outside the layers are known
         self.sizes = Sizes(steps.comm)
         self._unused: Unused | None = None  # once there was an exchange that a state remembers
-        self._adds_up = False  # the last exchange's gradients wait for those of the one under way
+        self._waiting: set[str] = set()  # weights whose last gradients wait for those of the exchange under way
         self._held = False  # the groups go out at the end of the pass, since sizes go with them
         self._ready: list[int] = []  # in which they were ready, here: worker 0's is the next order
         self._position = 0
@@ -211,8 +211,18 @@ class BackwardExchange:
             self._settle()
         step.commit(sum(group.layout.numel for group in self.groups))
         if step.fine and any(group.state is not None for group in self.groups):
-            self._unused = self._unused or Unused(slot.weight for slot in self.slots)
-            self._unused.note()
+            self._note_exchange()
+
+    def _note_exchange(self) -> None:
+        """What came out of it will be used by an optimizer, or by nobody."""
+        if self._unused is None:
+            self._unused = Unused({slot.names[0]: slot.weight for slot in self.slots})
+            self.steps.unused = self._unused.names
+        given: dict[str, Tensor] = {}
+        for job, out in self._results:
+            parts = zip(job.group.layout.names, out.split(job.group.layout.sizes), job.absent, strict=True)
+            given |= {name: part for name, part, absent in parts if not absent}
+        self._unused.note(given)
 
     def _send_all(self) -> None:
         while self._position < len(self.sizes.order):
@@ -247,8 +257,9 @@ class BackwardExchange:
         for slot in self.slots:
             numbers.append([int(slot.outside or slot.kept or slot.formed is not None)])
             numbers += [expected.get((slot, rule), [0] * (2 + sum(rule.dims))) for rule in slot.rules]
-        self._adds_up = bool(self._unused)
-        thrown = self._adds_up and not any(_holds(slot.weight.grad) for slot in self.slots)
+        unused = set() if self._unused is None else self._unused.names()
+        self._waiting = {slot.names[0] for slot in self.slots if slot.names[0] in unused and _holds(slot.weight.grad)}
+        thrown = [slot.names[0] in unused - self._waiting for slot in self.slots]
         device = self.groups[0].layout.device
         self._held = not self.sizes.tell(self.steps.step, mark, thrown, ready, numbers, device)
         self._ready = []
@@ -257,10 +268,11 @@ class BackwardExchange:
             self._take_back_thrown()
 
     def _take_back_thrown(self) -> None:
-        """If nobody wants the last exchange's gradients, nothing of it may stay in a state and be sent later."""
-        if self.sizes.thrown:
-            self.steps.undo_unused()
-            self._adds_up = False
+        """Of gradients that nobody wants nothing may stay in a state and be sent later."""
+        slots = self.slots
+        thrown = [slots[number].names[0] for number in self.sizes.thrown]
+        self.steps.undo_unused(thrown)
+        self._waiting -= set(thrown)
 
     def _take_sizes(self) -> None:
         most = iter(self.sizes.most or ())
@@ -281,12 +293,12 @@ class BackwardExchange:
         group.seen = Factors(local.shapes, blank, dict.fromkeys(local.formed), local.forms, local.chain)
         nbytes = sum(t.numel() * t.element_size() for use in local.uses for t in (use.inputs, use.deltas))
 
-        step, layout, adds_up = self.step, group.layout, self._adds_up
+        step, layout, waiting = self.step, group.layout, self._waiting
         assert step is not None
 
         def work() -> Tensor:
             out = torch.empty(layout.numel, dtype=layout.working, device=layout.device)
-            step.reduce(group, local, out, adds_up=adds_up)
+            step.reduce(group, local, out, waiting=waiting)
             return out
 
         self._jobs.append(Job(group, self.lane.submit(work), nbytes, absent))

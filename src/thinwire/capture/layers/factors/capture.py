@@ -82,6 +82,8 @@ class Layers:
 
         self.ignored = [name for slot in slots.values() for name in slot.names]
         self.ignored += [name for name in _names(model) if not share(name)]
+        # As DDP calls those that the model itself holds.
+        self.ignored += [f".{name}" for name in self.ignored if "." not in name]
         self._taken: list[nn.Module] = []
         for slot in slots.values():
             comm.broadcast(slot.weight.data, 0)
@@ -247,7 +249,10 @@ class Layers:
             "world": self.comm.world,
             "exchanges": self.steps.step,
             "scale": self.steps.scale,
-            "groups": [{"names": list(g.layout.names), "state": memory.save(g.state, g.layout)} for g in groups],
+            "groups": [
+                {"names": list(group.layout.names), "state": memory.save(state, group.layout)}
+                for group, state in zip(groups, self.steps.states(), strict=True)
+            ],
         }
 
     def load_state_dict(self, saved: list[dict[str, Any]]) -> None:

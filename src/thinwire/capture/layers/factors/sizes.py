@@ -18,7 +18,7 @@ Numbers = list[list[int]]  # a few for each weight: how many rows, in which dtyp
 
 
 class OtherSizes(Exception):
-    """A worker's factors do not fit those of the last step, or all have thrown its gradients away.
+    """A worker's factors do not fit those of the last step, or all have thrown gradients of its away.
 
     Raised on all workers alike, before any has a result.
     """
@@ -30,15 +30,18 @@ class Sizes:
         self.most: Numbers | None = None  # as all workers know them since the last step
         self.order: list[int] = []  # in which groups go out
         self.fits = True  # what this worker has fits into `most`
-        self.thrown = False  # all workers have thrown the last exchange's gradients away
+        self.thrown: list[int] = []  # the weights whose last gradients all workers have thrown away
         self._told = torch.empty(0)
 
-    def tell(self, step: int, mark: int, thrown: bool, ready: list[int], mine: Numbers, device: torch.device) -> bool:
+    def tell(
+        self, step: int, mark: int, thrown: list[bool], ready: list[int], mine: Numbers, device: torch.device
+    ) -> bool:
         """Agree with all workers; False: that is left to the message that `ride` sends a head with."""
-        numbers = [[step, mark & 0x7FFFFFFF, mark >> 31, not thrown], ready, *mine]
+        used = [int(not gone) for gone in thrown]
+        numbers = [[step, mark & 0x7FFFFFFF, mark >> 31], used, ready, *mine]
         self._told = torch.tensor([n for part in numbers for n in part], dtype=torch.int32, device=device)
         self._lengths, self.fits = [len(part) for part in numbers], True
-        if self.comm.far and self.most is not None and [len(part) for part in self.most] == self._lengths[2:]:
+        if self.comm.far and self.most is not None and [len(part) for part in self.most] == self._lengths[3:]:
             self.fits = all(here <= most for here, most in _side_by_side(mine, self.most))
             return False
         self.most = None
@@ -54,12 +57,13 @@ class Sizes:
 
     def _hear(self, heads: Tensor) -> None:
         everyone = heads.view(torch.int32).view(self.comm.world, -1)
-        steps, low, high, used = everyone[:, :4].T.tolist()
+        steps, low, high = everyone[:, :3].T.tolist()
         marks = [a + (b << 31) for a, b in zip(low, high, strict=True)]
         agreement.check_alike({"step": steps, "parameters": marks}, ("step", "parameters"))
-        _, order, *most = everyone.amax(0).split(self._lengths)
+        _, used, _, *most = everyone.amax(0).split(self._lengths)
         before, self.most = self.most, [part.tolist() for part in most]
-        self.order, self.thrown = everyone[0, 4 : 4 + len(order)].tolist(), not any(used)
+        self.order = everyone[0].split(self._lengths)[2].tolist()
+        self.thrown = [weight for weight, by_some in enumerate(used.tolist()) if not by_some]
         pairs = _side_by_side(self.most, before or self.most)
         # What nobody used has no gradient, so zeros must be where they were. And who has thrown the last gradients away
         # must take their exchange back before the next one.
