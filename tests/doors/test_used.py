@@ -13,6 +13,13 @@ def test_gradients_of_one_part_that_nobody_used_do_not_come_back(spelling: str) 
     assert launch(2, "used_cases:one_part_thrown_away", spelling=spelling) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("thrown", [False, True])
+def test_gradients_of_one_part_may_add_up_while_another_learns(thrown: bool) -> None:
+    for ended, expected in launch(2, "used_cases:one_part_adds_up", spelling="ErrorFeedback(TopK(0.2))", thrown=thrown):
+        assert float(expected.abs().max()) > 0.1
+        assert torch.allclose(ended, expected, atol=1e-5), float((ended - expected).abs().max())
+
+
 @pytest.mark.parametrize("spelling", ["ErrorFeedback(TopK(0.001))", "ErrorFeedback(Threshold(0.05))"])
 def test_steps_that_are_written_into_data_are_steps(spelling: str) -> None:
     for usual, by_hand in launch(2, "used_cases:written_into_data", spelling=spelling):

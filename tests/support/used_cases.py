@@ -54,6 +54,45 @@ def one_part_thrown_away(spelling: str) -> float:
     return float((numbers(model.module.second) - before).abs().max())
 
 
+class Vectors(nn.Module):
+    """Their gradients do not depend on what they hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.zeros(20)), nn.Parameter(torch.zeros(20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first @ x[0] + self.second @ x[1]
+
+
+def one_part_adds_up(spelling: str, thrown: bool) -> tuple[Tensor, Tensor]:
+    """Where vectors end, and where the means of what was used lead, when the second takes a step every third time.
+
+    thrown: what has added up for it is cleared unused, every other time.
+    """
+    model = wrapped(spelling, Vectors())
+    first, second = (torch.optim.SGD([p], 0.5) for p in model.parameters())
+    total, waiting = torch.zeros(2, 20), torch.zeros(20)
+    for turn in range(60):
+        x = batches(60)[turn][:2] if turn < 12 else torch.zeros(2, 20)
+        model(x).backward()
+        first.step()
+        first.zero_grad()
+        total[0] += x[0]
+        waiting += x[1]
+        if turn % 3 == 2:
+            if thrown and turn in (2, 8):
+                waiting.zero_()
+            else:
+                second.step()
+            second.zero_grad()
+            total[1] += waiting
+            waiting.zero_()
+    dist.all_reduce(total)
+    thinwire.handle(model).detach()
+    return numbers(model.module), -0.5 * total.flatten() / dist.get_world_size()
+
+
 def by_hand(model: nn.Module) -> None:
     """Leaves no trace in the versions of the parameters."""
     for parameter in model.parameters():

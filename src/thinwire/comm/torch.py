@@ -91,7 +91,8 @@ class Processes:
 
     def close(self) -> None:
         if self.parent is not None and not self.members.left and dist.is_initialized():
-            self.members.leave()
+            with suppress(ValueError, RuntimeError):  # it went with all others, should these be groups of a later start
+                self.members.leave()
 
     # ── the collectives ────────────────────────────────────────────────────────────────────────────────────────────
 

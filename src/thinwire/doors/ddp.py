@@ -3,17 +3,18 @@
 import logging
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parameter import is_lazy
 
 from thinwire import kernels
 from thinwire.capture.gradients.arrived import Grain
@@ -21,7 +22,7 @@ from thinwire.capture.gradients.buckets import Buckets
 from thinwire.capture.layers.factors.capture import Layers
 from thinwire.capture.layers.operations import give_back
 from thinwire.capture.layers.squares.second_moments import SecondMoments
-from thinwire.comm import Ledger
+from thinwire.comm import Comm, Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.core.factor_reducer import FactorReducer
 from thinwire.core.reducer import Layout, MethodWarning, Moments, Reducer, inner_reducers
@@ -38,7 +39,7 @@ from thinwire.wrappers.feedback import ErrorFeedback
 
 _LOG = logging.getLogger("thinwire")
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DDP looks for names, when it is made
-_HANDLES: "WeakKeyDictionary[nn.Module, DDPHandle]" = WeakKeyDictionary()
+_HANDLES: "weakref.WeakKeyDictionary[nn.Module, DDPHandle]" = weakref.WeakKeyDictionary()
 
 
 class DDPHandle(Handle):
@@ -268,7 +269,14 @@ def _attach(
         scaler=options.scaler,
     )
     _HANDLES[ddp] = DDPHandle(reducer, buckets, layers)
+    for used in [comm] if layers is None else [comm, layers.comm]:
+        close_with(ddp, used)
     return _HANDLES[ddp]
+
+
+def close_with(owner: Any, comm: Comm) -> None:
+    """Close the connections when nobody holds `owner` any more: not everybody calls `detach`."""
+    weakref.finalize(owner, comm.close).atexit = False
 
 
 def _refuse_join(name: str, **_: Any) -> NoReturn:
@@ -290,6 +298,8 @@ def _check_dense(model: nn.Module) -> None:
 
 def check_trainable(model: nn.Module) -> None:
     """Refuse what no method can carry, before anything is set up."""
+    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
+        raise ValueError(f"{lazy[0]} has no shape yet: run the model on a batch first, so that lazy modules get theirs")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("the model has no parameter that is trained: there is nothing to exchange")

@@ -23,7 +23,7 @@ from thinwire.capture.changes.exchanges import Buffers, Exchanges
 from thinwire.comm import Comm, Ledger
 from thinwire.comm.torch import TorchComm
 from thinwire.core.reducer import MethodWarning, Reducer
-from thinwire.doors.ddp import averages_everything, check_trainable, warm_kernels, warn_without_memory
+from thinwire.doors.ddp import averages_everything, check_trainable, close_with, warm_kernels, warn_without_memory
 from thinwire.doors.handle import Handle
 from thinwire.doors.levels import NotInsideDDP, check_levels
 from thinwire.doors.local_state import COUNTS, choose, copies
@@ -122,7 +122,9 @@ def local(
     changes.start()
     lane: Lane = Beside(changes.device) if delay else Inline()
     exchanges = Exchanges(changes, lane, delay, average_buffers, optimizer_state == "average")
-    return LocalHandle(exchanges, every, check_edits)
+    handle = LocalHandle(exchanges, every, check_edits)
+    close_with(handle, comm)
+    return handle
 
 
 class LocalHandle(Handle):

@@ -178,6 +178,8 @@ class Buckets:
             if now.step.error is not None:
                 self._forget_pass()  # its gradients are gone
                 raise now.step.error
+            if not self.spreads:
+                self.earlier.note_gradients_left()
 
         callback(lambda: callback(raise_error))  # DDP queues its own between the two
 

@@ -24,6 +24,7 @@ class Earlier:
         self.parameters = parameters
         self._found: dict[str, Tensor] = {}  # what .grad held when the forward pass began, if anything
         self._versions: dict[str, int] = {}
+        self._left: dict[str, int] = {}  # versions of what the last exchange has left in .grad
         self._cleared: set[str] = set()
         self._hooks: list[RemovableHandle] = []
         self._exchanged = False  # since the last forward pass
@@ -36,6 +37,7 @@ class Earlier:
         while self._hooks:
             self._hooks.pop().remove()
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        gradients = {name: gradient for name, gradient in gradients.items() if not self._zeroed(name, gradient)}
         if not any(bool(gradient.any()) for gradient in gradients.values()):
             self._found, self._cleared = {}, set()
         elif self._exchanged:
@@ -48,7 +50,13 @@ class Earlier:
                 continue
             self._versions[name] = gradients[name]._version
             # They may still be cleared between here and the moment in which new ones are added.
-            self._hooks.append(self.parameters[name].register_hook(partial(self._look, name)))
+            if self.parameters[name].requires_grad:  # else nothing comes
+                self._hooks.append(self.parameters[name].register_hook(partial(self._look, name)))
+
+    def _zeroed(self, name: str, gradient: Tensor) -> bool:
+        """Whether it was set to zero since the exchange, whose own result may be zero too; views share versions."""
+        edited = gradient._base is None and gradient._version != self._left.get(name, gradient._version)
+        return edited and not bool(gradient.any())
 
     def _look(self, name: str, arriving: Tensor) -> None:
         gradient = self.parameters[name].grad
@@ -78,6 +86,10 @@ class Earlier:
         self._unused.note(gradients)
         self._exchanged = True
 
+    def note_gradients_left(self) -> None:
+        """Once DDP has put them into `.grad`."""
+        self._left = {name: p.grad._version for name, p in self.parameters.items() if p.grad is not None}
+
     def unused(self) -> set[str]:
         """The parameters whose last gradients nobody has used yet."""
         return self._unused.names()
@@ -91,4 +103,4 @@ class Earlier:
         return {name for name in self.unused() if self._still_there(name)}
 
     def _still_there(self, name: str) -> bool:
-        return name in self._found and name not in self._cleared and bool(self._found[name].any())
+        return name in self._found and name not in self._cleared
