@@ -283,6 +283,7 @@ def test_what_makes_no_sense_is_refused():
     refused(ValueError, "fragments", fragments=7)
     refused(ValueError, "not the model's", optimizer=adamw(net()))
     refused(ValueError, "nothing to exchange", model=net().requires_grad_(False))
+    refused(ValueError, "no shape yet", model=nn.LazyLinear(3))
     with pytest.raises(RuntimeError, match="init_process_group"):
         thinwire.local(net(), adamw(net()), Dense(), 2)
     with pytest.warns(MethodWarning, match="never sends what it leaves out"):

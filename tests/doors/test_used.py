@@ -20,6 +20,12 @@ def test_gradients_of_one_part_may_add_up_while_another_learns(thrown: bool) -> 
         assert torch.allclose(ended, expected, atol=1e-5), float((ended - expected).abs().max())
 
 
+@pytest.mark.parametrize("spelling", ["Dense()", "ErrorFeedback(TopK(1.0))", "DAD(inputs='sent')"])
+def test_layers_may_be_frozen_by_turns(spelling: str) -> None:
+    (plain, _), ours = (launch(2, "used_cases:frozen_by_turns", spelling=one) for one in (None, spelling))
+    assert all(torch.allclose(plain, one, atol=1e-6) for one in ours)
+
+
 @pytest.mark.parametrize("spelling", ["ErrorFeedback(TopK(0.001))", "ErrorFeedback(Threshold(0.05))"])
 def test_steps_that_are_written_into_data_are_steps(spelling: str) -> None:
     for usual, by_hand in launch(2, "used_cases:written_into_data", spelling=spelling):

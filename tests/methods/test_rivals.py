@@ -66,6 +66,12 @@ def test_clt_k_does_not_build_up():
 # DEFT
 
 
+def test_deft_shares_out_by_norms_whose_squares_float32_cannot_hold():
+    grads = gradients(3, 2, 400)
+    grads[1] *= 1e30
+    assert bool(run(DEFT(0.05), grads, layout_of((200,), (10, 20))).out.isfinite().all())
+
+
 def test_deft_budgets_go_down_by_norm():
     # norms 6, 3, 1 of k = 10: 6; then 3/4 of 4 = 3; then all that is left, 1
     assert deft.share_out(10, [1.0, 6.0, 3.0], [100, 100, 100]) == [1, 6, 3]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 
@@ -91,6 +92,24 @@ def one_part_adds_up(spelling: str, thrown: bool) -> tuple[Tensor, Tensor]:
     dist.all_reduce(total)
     thinwire.handle(model).detach()
     return numbers(model.module), -0.5 * total.flatten() / dist.get_world_size()
+
+
+def frozen_by_turns(spelling: str | None) -> Tensor:
+    """Parameters of two layers, of which every step trains one; without a spelling, those of plain DDP."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"find_unused_parameters": True}
+    model = DDP(Two(), **options) if spelling is None else wrapped(spelling, Two(), **options)
+    parts = list(model.module.children())
+    trains = [torch.optim.SGD(part.parameters(), 0.1) for part in parts]
+    for number, x in enumerate(batches(8)):
+        for which, part in enumerate(parts):
+            part.requires_grad_(which == number % 2)
+        loss = model(x).square().mean()
+        model.module.requires_grad_(True)
+        trains[number % 2].zero_grad()
+        loss.backward()
+        trains[number % 2].step()
+    return numbers(model.module)
 
 
 def by_hand(model: nn.Module) -> None:

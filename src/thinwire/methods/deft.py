@@ -64,7 +64,8 @@ class DEFT(Reducer[Tensor, DEFTState]):
         if k == x.numel():
             return exchange.fall_back(x, comm, out)
         layers = x.split(sizes)
-        budgets = share_out(k, [float(layer.norm()) for layer in layers], sizes)
+        norms = [float(torch.linalg.vector_norm(layer, dtype=torch.float64)) for layer in layers]  # room for any square
+        budgets = share_out(k, norms, sizes)
         dealt = torch.tensor(deal(budgets, sizes, comm.world), dtype=torch.int16, device=x.device)
         bins = state.bins or comm.broadcast(dealt.clone(), step % comm.world).tolist()
 
