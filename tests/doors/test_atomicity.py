@@ -51,3 +51,11 @@ def test_gradients_that_nobody_used_are_taken_back():
     for case, ranks in zip(cases, run("throws_away", cases), strict=True):
         for spiked, plain in ranks:
             assert torch.equal(spiked, plain), case
+
+
+def test_a_backward_pass_that_a_user_breaks_off_ends_the_others_too():
+    first, second = launch(2, "atomic_cases:broken_off", spelling="RankDAD(2)")
+    assert "rank 1 failed in step 3" in first[0][3] and first[0][3].startswith("PeerFailed")
+    assert second[0][3] == "ValueError: the user's own"
+    assert [said for told in (first[0], second[0]) for said in told[:3] + told[4:]] == [""] * 12
+    assert torch.equal(first[1], second[1])

@@ -125,3 +125,34 @@ def throws_away(spelling: str, passes: int, fails: bool) -> tuple[Tensor, Tensor
         found.append(weights(ddp))
         thinwire.handle(ddp).detach()
     return found[0], found[1]
+
+
+def broken_off(spelling: str) -> tuple[list[str], Tensor]:
+    """What each step says when a hook of the user fails in the fourth backward pass, on rank 1; the last weights."""
+    ddp = thinwire.wrap(net(), thinwire.parse(spelling))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    said = []
+    for number, batch in enumerate(batches(7)):
+        optimizer.zero_grad()
+        hit = number == 3 and dist.get_rank() == 1
+        hook = ddp.register_forward_hook(_fails_on_the_way_back) if hit else None
+        loss = loss_of(ddp, batch)
+        if hook is not None:
+            hook.remove()
+        try:
+            loss.backward()
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        else:
+            optimizer.step()
+            said.append("")
+    found = weights(ddp).clone()
+    thinwire.handle(ddp).detach()
+    return said, found
+
+
+def _fails_on_the_way_back(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def refuses(gradient: Tensor) -> None:
+        raise ValueError("the user's own")
+
+    output.register_hook(refuses)

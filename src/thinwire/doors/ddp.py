@@ -268,6 +268,8 @@ def _attach(
         check_every=options.check_every,
         scaler=options.scaler,
     )
+    if layers is not None:
+        layers.exchange.broken_off = buckets.break_off
     _HANDLES[ddp] = DDPHandle(reducer, buckets, layers)
     for used in [comm] if layers is None else [comm, layers.comm]:
         close_with(ddp, used)

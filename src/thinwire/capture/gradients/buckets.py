@@ -336,6 +336,11 @@ class Buckets:
                 stacklevel=4,
             )
 
+    def break_off(self, error: Exception) -> None:
+        """This worker's part of the backward pass will not come: whoever waits for it hears why."""
+        self._now = None
+        self.steps.comm.abandon(f"step {self.steps.step}: {error}")
+
     def detach(self, comm: Comm) -> None:
         """Average densely from now on, over `comm`, as DDP without a hook; DDP does not let a hook be taken away."""
         self.active = False

@@ -57,6 +57,7 @@ class BackwardExchange:
         self.counted: list[Pass] = []  # whose backward passes have run, or will, before the next exchange is over
         self.tells = False  # of raw data that is about to be sent, once
         self.paused = False
+        self.broken_off: Callable[[Exception], None] = lambda error: None  # tells whoever has the rest of the model
         self.exchanging = False  # whether the backward pass under way ends in an exchange
         self._round = 0
         self._running = False
@@ -78,9 +79,18 @@ class BackwardExchange:
 
     def enter(self, exchanged: bool) -> None:
         if self._running:
-            self.forget()  # a backward pass was broken off by an error
+            self._give_up()
         self.passing = Pass(exchanged)
         self.passes.add(self.passing)
+
+    def _give_up(self) -> None:
+        """A backward pass was broken off on this worker alone, by a user's error: the others must not wait for it."""
+        step, self.step = self.step, None
+        if step is not None:
+            error = RuntimeError("the backward pass was broken off by an error outside of it")
+            step.fail(error)
+            self.broken_off(error)
+        self.forget()
 
     def keeps(self, slot: Slot, raw: bool) -> bool:
         """Whether what went into a layer must not leave this worker. Data that nothing here has learnt from are raw."""
