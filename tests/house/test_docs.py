@@ -210,7 +210,9 @@ def test_a_marked_command_runs(words, monkeypatch):
             assert abs(shown[0] - accuracy) <= 3 and shown[1] == sent, f"a page shows {shown}, this is {said}"
 
 
-@pytest.mark.parametrize("name", ["quickstart_sgd.py", "quickstart_adamw.py", "resume.py", "my_task.py", "ray_train.py"])
+@pytest.mark.parametrize(
+    "name", ["quickstart_sgd.py", "quickstart_adamw.py", "resume.py", "my_task.py", "ray_train.py"]
+)
 def test_a_script_on_a_page_is_the_file(name):
     code = (ROOT / "examples" / name).read_text()
     shown = [b["text"] for page, b in MARKED if b["mark"] == f"file: examples/{name}"]
