@@ -15,9 +15,8 @@ A field that holds another dataclass is a nested state. `entries` and `shared` a
 """
 
 import copy
-import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from torch import Tensor
 from thinwire.core.reducer import Layout, MethodWarning
 
 Merge = Literal["sum", "mean"]
-_BY_NAME = ("summed", "averaged")  # placements with one value per gradient entry
+BY_NAME = ("summed", "averaged")  # placements with one value per gradient entry
 
 
 # ── what a field is ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +109,7 @@ def walk(state: Any, path: str = "") -> Iterator[tuple[str, Field[Any], Any]]:
 
 def entry_tensors(state: Any) -> dict[str, Tensor]:
     """All tensors with one value per gradient entry, by dotted field name."""
-    return {name: value for name, f, value in walk(state) if place(f) in _BY_NAME and value is not None}
+    return {name: value for name, f, value in walk(state) if place(f) in BY_NAME and value is not None}
 
 
 def unsent_tensors(state: Any) -> list[Tensor]:
@@ -150,7 +149,7 @@ def save(state: Any, layout: Layout) -> dict[str, Any] | None:
         value = getattr(state, f.name)
         if is_dataclass(value):
             saved[f.name] = save(value, layout)
-        elif place(f) in _BY_NAME and value is not None:
+        elif place(f) in BY_NAME and value is not None:
             views = layout.views(value)
             saved[f.name] = {name: view.detach().clone() for name, view in zip(layout.names, views, strict=True)}
         else:
@@ -172,7 +171,7 @@ def load(state: Any, saved: dict[str, Any] | None, layout: Layout, *, same_world
         value, kept = getattr(state, f.name), saved[f.name]
         if is_dataclass(value):
             load(value, kept, layout, same_world=same_world)
-        elif place(f) in _BY_NAME:
+        elif place(f) in BY_NAME:
             setattr(state, f.name, None if kept is None else _flat(kept, layout, f.name))
         elif place(f) != "per_world" or same_world:
             setattr(state, f.name, _moved(copy.deepcopy(kept), layout.device))
@@ -204,7 +203,7 @@ def new_world(saved: list[dict[str, Any] | None], state: Any, rank: int, world: 
         kept = parts[0] if parts else everyone[0]
         if is_dataclass(value):
             made[f.name] = new_world(everyone, value, rank, world)
-        elif place(f) in _BY_NAME and kept is not None:
+        elif place(f) in BY_NAME and kept is not None:
             made[f.name] = {name: _merged([p[name] for p in parts], like, f) for name, like in kept.items()}
         elif place(f) == "own":
             made[f.name] = sum(parts) / len(parts) if parts else kept
@@ -283,35 +282,6 @@ def restore(state: Any, kept: Any) -> None:
             value.copy_(before)
         else:
             setattr(state, f.name, before.clone() if isinstance(before, Tensor) else copy.deepcopy(before))
-
-
-def restore_unsent(state: Any, kept: Any, layout: Layout, names: Collection[str], rank: int, world: int) -> None:
-    """Put back what was unsent of these parameters, and leave the rest of the state as it is."""
-    unsent = [(path, f, value) for path, f, value in walk(state) if f.metadata.get("unsent")]
-    _restore_spans(unsent, kept, layout, names, rank, world)
-
-
-def restore_entries(state: Any, kept: Any, layout: Layout, names: Collection[str], rank: int, world: int) -> None:
-    """Put back all that there is entry by entry of these parameters, and leave the rest of the state as it is."""
-    by_entry = [(path, f, value) for path, f, value in walk(state) if f.metadata.get("unsent") or place(f) in _BY_NAME]
-    _restore_spans(by_entry, kept, layout, names, rank, world)
-
-
-def _restore_spans(
-    found: list[tuple[str, Field[Any], Any]], kept: Any, layout: Layout, names: Collection[str], rank: int, world: int
-) -> None:
-    before = {path: value for path, _, value in walk(kept)}
-    stops = list(itertools.accumulate(layout.sizes))
-    spans = [(stop - size, stop) for name, size, stop in zip(layout.names, layout.sizes, stops) if name in names]
-    for path, f, value in found:
-        owner = place(f) == "owner"
-        whole = -(-layout.numel // world) if owner else layout.numel
-        if not isinstance(value, Tensor) or len(value) != whole:
-            continue
-        first = rank * len(value) if owner else 0  # an owner holds its part of the vector alone
-        for start, stop in spans:
-            part = slice(max(start - first, 0), max(stop - first, 0))
-            value[part] = 0 if before[path] is None else before[path][part]
 
 
 def rescale(state: Any, ratio: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thinwire.core import memory
+from thinwire.core import memory, put_back
 from thinwire.core.reducer import Layout
 
 
@@ -60,9 +60,9 @@ class Group:
         if len(names) == len(self.layout.names):  # thresholds and the like too
             memory.restore(state, self.origin if len(waited) == len(names) else self.before)
         else:
-            memory.restore_entries(state, self.before, self.layout, names, rank, world)
+            put_back.restore_entries(state, self.before, self.layout, names, rank, world)
         if 0 < len(waited) < len(self.layout.names):
-            memory.restore_entries(state, self.origin, self.layout, waited, rank, world)
+            put_back.restore_entries(state, self.origin, self.layout, waited, rank, world)
 
     def rescale(self, ratio: float) -> None:
         for state in (self.state, self.before, self.origin):

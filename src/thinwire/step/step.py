@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from thinwire.comm import Comm
 from thinwire.comm.cast import CastComm
-from thinwire.core import memory
+from thinwire.core import memory, put_back
 from thinwire.core.reducer import Layout, Reducer
 from thinwire.step import agreement
 from thinwire.step.agreement import Disagreement
@@ -160,7 +160,7 @@ class Step(Costs):
         """Nobody takes what was sent for these parameters: it waits as before this step."""
         if names and group.state is not None:
             comm = self.steps.comm
-            memory.restore_unsent(group.state, group.before, group.layout, names, comm.rank, comm.world)
+            put_back.restore_unsent(group.state, group.before, group.layout, names, comm.rank, comm.world)
 
     def take_back(self) -> None:
         """Every state as it was before this step."""

@@ -9,9 +9,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.futures import Future
 
 from thinwire.core.reducer import Layout
 from thinwire.step.groups import Group
+from thinwire.step.step import Step
 
 Grain = Literal["tensor", "bucket", "model"]
 
@@ -28,6 +30,35 @@ class Arrived:
         """Each parameter's part of the buffer, flat."""
         sizes = [shape.numel() for shape in self.shapes]
         return dict(zip(self.names, self.buffer.split(sizes), strict=True))
+
+
+class BucketStep:
+    """One backward pass: the buckets that have arrived, and those that DDP may have back."""
+
+    def __init__(self, step: Step):
+        self.step = step
+        self.arrived: list[Arrived] = []
+        self.futures: list[Future[Tensor]] = []
+        self.started = 0  # groups handed to the lane
+        self.called = False  # the roll
+        self.nobodys: set[str] = set()  # the parameters that no rank has used
+        self.based = False  # all ranks hold the same gradients from before
+        self.waiting: set[str] = set()  # the parameters whose gradients of before nobody has used yet
+        self._finished: set[str] = set()  # parameters whose gradient is final
+
+    def resolve(self, names: tuple[str, ...]) -> None:
+        """Tell DDP of the buckets that are final now that these parameters are."""
+        self._finished.update(names)
+        for bucket, future in zip(self.arrived, self.futures):
+            if not future.done() and self._finished.issuperset(bucket.names):
+                future.set_result(bucket.buffer)
+
+    def give_up(self) -> None:
+        """Let DDP finish with gradients that nobody can take for good ones."""
+        for bucket, future in zip(self.arrived, self.futures):
+            if not future.done():
+                bucket.buffer.fill_(torch.nan)
+                future.set_result(bucket.buffer)
 
 
 def read(group: Group, arrived: list[Arrived]) -> Tensor:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from thinwire import kernels
 from thinwire.capture.gradients import arrived as places
-from thinwire.capture.gradients.arrived import Arrived, Grain
+from thinwire.capture.gradients.arrived import Arrived, BucketStep, Grain
 from thinwire.capture.gradients.earlier import Earlier
 from thinwire.capture.gradients.reached import Reached
 from thinwire.comm import Comm
@@ -30,7 +30,7 @@ from thinwire.core.reducer import MethodWarning, Moments, Reducer
 from thinwire.step.groups import Group
 from thinwire.step.hooks import ModuleHook
 from thinwire.step.lanes import Inline, Lane
-from thinwire.step.step import Step, Steps
+from thinwire.step.step import Steps
 
 
 class Squares(Protocol):
@@ -40,35 +40,6 @@ class Squares(Protocol):
     def clear(self) -> None: ...
     def metrics(self) -> dict[str, float]: ...
     def detach(self) -> None: ...
-
-
-class BucketStep:
-    """One backward pass: the buckets that have arrived, and those that DDP may have back."""
-
-    def __init__(self, step: Step):
-        self.step = step
-        self.arrived: list[Arrived] = []
-        self.futures: list[Future[Tensor]] = []
-        self.started = 0  # groups handed to the lane
-        self.called = False  # the roll
-        self.nobodys: set[str] = set()  # the parameters that no rank has used
-        self.based = False  # all ranks hold the same gradients from before
-        self.waiting: set[str] = set()  # the parameters whose gradients of before nobody has used yet
-        self._finished: set[str] = set()  # parameters whose gradient is final
-
-    def resolve(self, names: tuple[str, ...]) -> None:
-        """Tell DDP of the buckets that are final now that these parameters are."""
-        self._finished.update(names)
-        for bucket, future in zip(self.arrived, self.futures):
-            if not future.done() and self._finished.issuperset(bucket.names):
-                future.set_result(bucket.buffer)
-
-    def give_up(self) -> None:
-        """Let DDP finish with gradients that nobody can take for good ones."""
-        for bucket, future in zip(self.arrived, self.futures):
-            if not future.done():
-                bucket.buffer.fill_(torch.nan)
-                future.set_result(bucket.buffer)
 
 
 class Buckets:

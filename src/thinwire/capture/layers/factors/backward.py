@@ -16,12 +16,12 @@ from functools import partial
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 
 from thinwire import kernels
 from thinwire.capture.layers.factors.sizes import OtherSizes, Sizes
-from thinwire.capture.layers.factors.slots import FactorGroup, Pass, Slot, add_tallies, working
+from thinwire.capture.layers.factors.slots import FactorGroup, Pass, Slot, accumulate, add_tallies, holds, working
 from thinwire.core.factors import Factors, Form, Use
 from thinwire.core.products import GradientProduct
 from thinwire.core.reducer import MethodWarning
@@ -216,7 +216,7 @@ class BackwardExchange:
             views = job.group.layout.views(out)
             for slot, view, absent in zip(job.group.slots, views, job.absent, strict=True):
                 if not absent:
-                    _accumulate(slot.weight, view if step.fine else view.fill_(torch.nan))
+                    accumulate(slot.weight, view if step.fine else view.fill_(torch.nan))
         if not self._settled:
             self._settle()
         step.commit(sum(group.layout.numel for group in self.groups))
@@ -268,7 +268,7 @@ class BackwardExchange:
             numbers.append([int(slot.outside or slot.kept or slot.formed is not None)])
             numbers += [expected.get((slot, rule), [0] * (2 + sum(rule.dims))) for rule in slot.rules]
         unused = set() if self._unused is None else self._unused.names()
-        self._waiting = {slot.names[0] for slot in self.slots if slot.names[0] in unused and _holds(slot.weight.grad)}
+        self._waiting = {slot.names[0] for slot in self.slots if slot.names[0] in unused and holds(slot.weight.grad)}
         thrown = [slot.names[0] in unused - self._waiting for slot in self.slots]
         device = self.groups[0].layout.device
         self._held = not self.sizes.tell(self.steps.step, mark, thrown, ready, numbers, device)
@@ -328,7 +328,7 @@ class BackwardExchange:
                 part = slot.formed
                 if part is None:
                     part = torch.zeros(slot.weight.shape, dtype=working(slot.weight.dtype), device=slot.weight.device)
-                _accumulate(slot.weight, self.comm.all_mean(part))
+                accumulate(slot.weight, self.comm.all_mean(part))
             if flag:
                 slot.outside = True
                 warnings.warn(
@@ -340,17 +340,5 @@ class BackwardExchange:
         self._settled = True
 
 
-def _holds(gradient: Tensor | None) -> bool:
-    return gradient is not None and bool(gradient.any())
-
-
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _accumulate(weight: nn.Parameter, gradient: Tensor) -> None:
-    gradient = gradient.to(weight.dtype)
-    if weight.grad is None:
-        weight.grad = gradient
-    else:
-        weight.grad += gradient

@@ -189,3 +189,15 @@ def add_tallies(one: list[int], other: list[int], rule: GradientProduct) -> list
     for rows in (2, 2 + rule.dims[0]):
         both[rows] = one[rows] + other[rows]
     return both
+
+
+def holds(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.any())
+
+
+def accumulate(weight: nn.Parameter, gradient: Tensor) -> None:
+    gradient = gradient.to(weight.dtype)
+    if weight.grad is None:
+        weight.grad = gradient
+    else:
+        weight.grad += gradient
