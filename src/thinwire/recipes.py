@@ -56,12 +56,12 @@ def _of_digits(spelling: str, told: str, lr: float = 0.05) -> Recipe:
 
 RECIPES: dict[str, Recipe] = {  # names are words with dashes, which no spelling can be
     "gpt-100": Recipe(
-        "LocalSteps(ErrorFeedback(LowBit(2)), every=7, outer=Outer(keep_length=1.0))",
+        "LocalSteps(ErrorFeedback(LowBit(2)), every=7, outer=Outer(1.0, keep_length=1.0))",
         "muon",
         "models like GPT, four workers, a link that carries a hundredth of the bytes",
         "thinwire study frontier --rehearse --task stdlib --workers 4 --steps 2000 --evaluate-every 250 "
         "--schedule linear --clip 1 --beta2 0.99 --optimizer muon --lr 0.012 --muon-lr 0.03 "
-        "--method 'LocalSteps(ErrorFeedback(LowBit(2)), every=7, outer=Outer(keep_length=1.0))'",
+        "--method 'LocalSteps(ErrorFeedback(LowBit(2)), every=7, outer=Outer(1.0, keep_length=1.0))'",
         "validation loss 0.994 at 1/101 of the bytes; dense AdamW 1.132, dense Muon 0.972 (one seed)",
         {"lr": 0.012, "muon_lr": 0.03, "beta2": 0.99, "clip": 1.0},
         "One and a half times the rates of the dense Muon run, which ends at 0.973 at twice its rates.",

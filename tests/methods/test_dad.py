@@ -299,7 +299,8 @@ def test_bytes_are_those_of_the_plan_and_never_above_the_best_fixed_choice(net):
                     model(feed(rows)).sum().backward()
                 plan = layers.plan()
                 sizes = 4 * sum(1 + sum(2 + sum(rule.dims) for rule in s.rules) for s in layers.exchange.slots)
-                sizes = (world - 1) * (sizes + 4 * (4 + len(layers.exchange.groups)))
+                head = 3 + len(layers.exchange.slots) + len(layers.exchange.groups)  # step, mark, what was used, order
+                sizes = (world - 1) * (sizes + 4 * head)
                 assert comm.ledger.wire - before == pytest.approx(sum(row["bytes"] for row in plan) + sizes)
                 sent[type(reducer).__name__] = comm.ledger.wire - before
             dense = sum(row["dense_bytes"] for row in plan)

@@ -361,7 +361,7 @@ def test_metrics_and_plan_of_a_model_name_its_layers():
     assert rows["0.weight"]["bytes"] == 3 * 2 * (6 + 9) * 8
     assert rows["0.weight"]["dense_bytes"] == 2 * 3 / 4 * 6 * 9 * 8
     # One small message of sizes, and then what the plan says.
-    sizes = 4 * (4 + 1 + 3 * (1 + 2 + 4)) + 4 * 3
+    sizes = 4 * (3 + 3 + 1 + 3 * (1 + 2 + 4)) + 4 * 3
     assert told["payload_bytes"] == sum(row["bytes"] for row in rows.values()) / 3 + sizes
 
 

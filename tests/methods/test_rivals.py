@@ -99,7 +99,7 @@ def test_deft_picks_the_largest_of_its_layers():
     sizes = deft.cut(layout.sizes, workers)
     layers = [g.split(sizes) for g in grads[0]]
     k = math.floor(0.05 * layout.numel)
-    budgets = [deft.share_out(k, [float(part.norm()) for part in parts], sizes) for parts in layers]
+    budgets = [deft.share_out(k, [float(part.double().norm()) for part in parts], sizes) for parts in layers]
     bins = deft.deal(budgets[0], sizes, workers)
     expected, start = set(), 0
     for layer, size in enumerate(sizes):
