@@ -1,8 +1,8 @@
 """Muon as torch.optim has it, but in float32 and for all matrices of one shape at once.
 
 torch.optim.Muon works in bfloat16, which CPUs without instructions for it imitate: a step of the lab's GPT then takes
-four times as long, more than a worker's backward pass, and in studies every worker takes steps of its own. It is also
-not in torch before 2.9. Everything else is the same (Jordan, https://kellerjordan.github.io/posts/muon, recalled), and
+longer than a worker's backward pass, and in studies every worker takes steps of its own. It is also not in torch before
+2.9. Everything else is the same (Jordan, https://kellerjordan.github.io/posts/muon, recalled), and
 a test compares the two.
 """
 
